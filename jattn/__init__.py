@@ -1,0 +1,31 @@
+"""jattn: attention as pure functions in JAX.
+
+attention               one head: [T, D] × [S, D] × [S, Dv] → [T, Dv]; map it with jax.vmap
+dot_product_attention   batch and heads, under the signature of jax.nn
+explain                 every intermediate: scores → scaled → weights → out
+merge                   the monoid of partial attentions (out, lse)
+softmax, log_softmax    with derivatives that keep the tail of a saturated row
+masks                   whether a query and a key meet
+reference               the definition, dense, on one page
+"""
+
+from jattn import masks, reference
+from jattn._softmax import log_softmax, softmax
+from jattn.batch import dot_product_attention
+from jattn.door import attention, explain
+from jattn.partials import merge
+from jattn.reference import Steps
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Steps",
+    "attention",
+    "dot_product_attention",
+    "explain",
+    "log_softmax",
+    "masks",
+    "merge",
+    "reference",
+    "softmax",
+]

@@ -1,0 +1,154 @@
+"""Attention as it is defined: dense, one head, every pair written out.
+
+    l_ts = score(scale · ⟨q_t, k_s⟩, t, s) + bias_ts     where mask_ts, −∞ elsewhere
+    w_ts = exp(l_ts − lse_t),    lse_t = log(Σ_s exp(l_ts) + exp(sink))
+    out_t = Σ_s w_ts v_s
+
+This page is the subject, and the oracle of everything above it: it imports nothing that it judges.
+It takes T × S memory and every derivative of JAX. Give it float64 to measure others by.
+
+What is masked does not exist. A NaN or an infinity in a masked key, value, query or bias reaches neither
+values nor derivatives; one that is *met* makes the row of its query NaN. A query that meets nothing has
+weights 0, output 0, and lse −∞ (its sink, if it has one).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jattn._types import Allowed, Keys, KPositions, Lse, Numeric, Out, Pairs, QPositions, Queries, Score, Values
+
+
+class Steps(NamedTuple):
+    """Every intermediate of attention for one head, in the order in which it is computed."""
+
+    scores: Pairs
+    """⟨q_t, k_s⟩, the raw dot products."""
+    scaled: Pairs
+    """What enters the softmax: scale, score, bias and mask applied; −∞ where a pair does not meet."""
+    weights: Pairs
+    """Rows that sum to one (to zero where nothing is met, to less than one beside a sink)."""
+    out: Out
+    """Each query's weighted mean of the values."""
+
+
+def steps(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    mask: Allowed | None = None,
+    score: Score | None = None,
+    bias: Pairs | None = None,
+    sink: Numeric | None = None,
+    scale: Numeric | None = None,
+    q_positions: QPositions | None = None,
+    k_positions: KPositions | None = None,
+) -> tuple[Steps, Lse]:
+    """Each step from q, k, v to the output, and the log-sum-exp of each row.
+
+    One head, no batch: map with jax.vmap.
+
+    Args:
+      q: [T, D]. k: [S, D]. v: [S, Dv].
+      mask: booleans [T, S], True where a pair meets; None lets all meet.
+      score: f(score, q_position, k_position) -> score, on scalars.
+      bias: added to the scores, broadcastable to [T, S].
+      sink: a logit that joins the denominator and has no value, broadcastable to [T].
+      scale: what the dot products are multiplied by; 1/√D if None.
+      q_positions: integers [T]. k_positions: integers [S]. 0, 1, 2, … if None.
+
+    Returns:
+      (Steps, lse [T]). Float32 or wider, whatever the inputs; `out` has the dtype of `v`.
+
+    Memory: T × S, several times.
+
+    Source: Vaswani et al. 2017, "Attention is all you need", eq. 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import reference
+      >>> keys = jnp.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])  # river, money, the
+      >>> s, lse = reference.steps(jnp.array([[1.0, 0.0]]), keys, keys)
+      >>> print((100 * s.weights).round())
+      [[49. 28. 24.]]
+    """
+    T, S, D = *q.shape[:1], *k.shape
+    wide = jnp.promote_types(jnp.promote_types(q.dtype, k.dtype), jnp.promote_types(v.dtype, jnp.float32))
+    met = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))
+    (q, q_bad), (k, k_bad), (v_wide, v_bad) = (_set_aside(x.astype(wide)) for x in (q, k, v))
+
+    # Scaled before the dot, not after: XLA contracts (dot · scale) − max into one fused multiply-add, and
+    # the largest logit then misses its own rounded maximum.
+    scale = jnp.asarray(D**-0.5 if scale is None else scale, wide)
+    bad = q_bad[:, None] | k_bad[None, :]
+    scores = jnp.where(bad, jnp.nan, q @ k.T)
+    scaled = (q * scale) @ k.T
+    if score is not None:
+        t = jnp.arange(T) if q_positions is None else q_positions
+        s = jnp.arange(S) if k_positions is None else k_positions
+        over_keys = jax.vmap(score, (0, None, 0))
+        scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(met, scaled, 0), t, s).astype(wide)
+    if bias is not None:
+        scaled = scaled + jnp.where(met, bias.astype(wide), 0)
+    scaled = jnp.where(met, jnp.where(bad, jnp.nan, scaled), -jnp.inf)
+
+    sinks = jnp.full((T,), -jnp.inf, wide) if sink is None else jnp.broadcast_to(jnp.asarray(sink).astype(wide), (T,))
+    top = jax.lax.stop_gradient(jnp.maximum(scaled.max(1, initial=-jnp.inf), sinks))
+    top = jnp.where(top == -jnp.inf, 0, top)
+    exps = jnp.exp(_below(scaled, top[:, None]))
+    total = exps.sum(1) + jnp.exp(_below(sinks, top))
+    empty = total == 0
+    total = jnp.where(empty, 1, total)
+    weights = exps / total[:, None]
+    lse = jnp.where(empty, -jnp.inf, top + jnp.log(total))
+
+    out = jnp.where((met & v_bad[None, :]).any(1)[:, None], jnp.nan, weights @ v_wide)
+    return Steps(scores, scaled, weights, out.astype(v.dtype)), lse
+
+
+def attention(q: Queries, k: Keys, v: Values, **options: object) -> tuple[Out, Lse]:
+    """The output and the log-sum-exp of `steps`, with the same options: the pair that every fast path must equal.
+
+    Returns:
+      (out [T, Dv] in the dtype of v, lse [T] in float32 or wider).
+
+    Memory: T × S, several times.
+
+    Source: Vaswani et al. 2017, "Attention is all you need", eq. 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import reference
+      >>> x = jnp.eye(2)
+      >>> out, lse = reference.attention(x, x, x, scale=0.0)  # no score at all: the mean of the values
+      >>> print(out[0], lse[0].round(4))
+      [0.5 0.5] 0.6931
+    """
+    (_, _, _, out), lse = steps(q, k, v, **options)  # type: ignore[arg-type]
+    return out, lse
+
+
+def _set_aside(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x with each row that holds a NaN or an infinity made zero, and which rows those are.
+
+    A product with zero would not be enough: 0 · NaN is NaN, in a sum over keys and in its transpose alike.
+    """
+    bad = ~jnp.isfinite(x).all(1)
+    return jnp.where(bad[:, None], 0, x), bad
+
+
+@jax.custom_jvp
+def _below(x: jax.Array, top: jax.Array) -> jax.Array:
+    """x − top for x ≤ top, where the largest is exactly 0 by comparison.
+
+    Subtraction is not enough: where x is itself a product, XLA may fuse the two and the largest entry misses
+    its own rounded maximum, by 1e22 for a logit of 1e30.
+    """
+    return jnp.where(x >= top, 0, x - top)
+
+
+@_below.defjvp
+def _below_jvp(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    return _below(*primals), tangents[0] - tangents[1]
