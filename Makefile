@@ -28,7 +28,7 @@ demo: $(VENV)/.ready-demo
 	@for name in $(DEMOS); do $(BIN)/python demos/$$name.py || exit; done
 
 test: $(VENV)/.ready-dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff format --check

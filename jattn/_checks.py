@@ -18,6 +18,11 @@ def shape(x: Any) -> str:
     return "[" + ", ".join(str(n) for n in jnp.shape(x)) + "]"
 
 
+def wide(*arrays: jax.Array) -> Any:
+    """The dtype of arithmetic on these: float64 if one of them is, else float32. No promotion rule is asked."""
+    return jnp.dtype(jnp.float64 if any(x.dtype.itemsize > 4 for x in arrays) else jnp.float32)
+
+
 def fail(error: type[Exception], where: str, must: str, remedy: str, **got: Any) -> NoReturn:
     """Raises `error` with `<where>: <must>, got <name> <shape>, .... <remedy>`; a string is quoted as it is."""
     seen = " and ".join(f"{name} {x if isinstance(x, str) else shape(x)}" for name, x in got.items())
@@ -99,8 +104,8 @@ def bias(where: str, x: Any) -> jax.Array:
 
 
 def scalar(where: str, name: str, x: Any, remedy: str) -> jax.Array:
-    """A real scalar, possibly traced."""
-    x = array(where, name, x)
+    """A real scalar, possibly traced; a Python int will do."""
+    x = array(where, name, float(x) if type(x) is int else x)
     if x.ndim or not jnp.issubdtype(x.dtype, jnp.floating):
         fail(TypeError, where, f"{name} must be a real scalar", remedy, **{name: f"{x.dtype}{shape(x)}"})
     return x
@@ -154,15 +159,15 @@ def _positions(where: str, side: str, length: int, given: Any) -> jax.Array:
     if x.shape != (length,):
         remedy = f"Give one position to each row of {side}: {axis} is {length} here."
         fail(ValueError, where, f"{name} must have the shape [{axis}]", remedy, **{name: x})
-    return x
+    return x.astype(jnp.int32)  # signed: unsigned positions would wrap where two are subtracted
 
 
-def score_looks_at_positions(where: str, score: Any) -> bool:
+def score_looks_at_positions(where: str, score: Any, dtype: Any) -> bool:
     """Whether a score makes use of either position, read off its jaxpr; refuses what is not a score."""
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
     if not callable(score):
         fail(TypeError, where, "score must be a function", remedy, score=f"of type {type(score).__name__}")
-    i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
+    i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     jaxpr = jax.make_jaxpr(score)(x, i, i)
     out = jaxpr.out_avals
     if len(out) != 1 or out[0].shape != () or not jnp.issubdtype(out[0].dtype, jnp.floating):

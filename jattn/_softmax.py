@@ -89,7 +89,7 @@ def _rowwise(where: str, x: Any, axis: int, rule: Any) -> jax.Array:
     if not -x.ndim <= axis < x.ndim:
         remedy = f"Choose an axis from {-x.ndim} to {x.ndim - 1}." if x.ndim else "Give x at least one axis."
         _checks.fail(ValueError, where, f"x must have the axis {axis}", remedy, x=x)
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(_checks.wide(x))
     return jnp.moveaxis(rule(jnp.moveaxis(wide, axis, -1)), -1, axis).astype(x.dtype)
 
 
@@ -98,12 +98,12 @@ def _from_top(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     if x.shape[-1] == 0:
         return x, jnp.zeros(x.shape, bool)
     top = jnp.argmax(x, -1, keepdims=True)
-    is_top = jnp.arange(x.shape[-1]) == top
+    is_top = jax.lax.broadcasted_iota(top.dtype, x.shape, x.ndim - 1) == top
     m = jnp.max(x, -1, keepdims=True)
     # Under jit XLA may contract a product in x with this subtraction into one fused multiply-add, and
     # the largest entry then misses its own rounded maximum by half an ulp: 1e22 for a logit of 1e30.
-    # So its difference is not computed but known.
-    return jnp.where(is_top & (m > -jnp.inf), 0, jnp.where(x == -jnp.inf, -jnp.inf, x - m)), is_top
+    # So its difference, and that of its equals, is not computed but known.
+    return jnp.where((x >= m) & (m > -jnp.inf), 0, jnp.where(x == -jnp.inf, -jnp.inf, x - m)), is_top
 
 
 def _tangents_from_top(x: jax.Array, is_top: jax.Array, x_dot: jax.Array) -> jax.Array:

@@ -88,6 +88,8 @@ def dot_product_attention(
 
     per_head: dict[str, _Mapped] = {}
     shared = mask if isinstance(mask, Mask) else None
+    if shared is not None:
+        shared.fits(_WHERE, T, S)
     if mask is not None and shared is None:
         per_head["mask"] = _pairs("mask", _checks.booleans(_WHERE, "mask", mask), (B, N, T, S), K)
     if bias is not None:
@@ -98,8 +100,10 @@ def dot_product_attention(
         if lengths is not None:
             per_head[name] = _per_row(name, lengths, (B,), "[B]", "rows")
 
+    if scale is not None:
+        scale = _checks.scalar(_WHERE, "scale", scale, "Map over several with jax.vmap.")
     one_sided = is_causal or local_window_size is not None
-    seekers = door.seekers(_WHERE, shared, score)
+    seekers = door.seekers(_WHERE, shared, score, _checks.wide(query, key, value))
     if seekers or (one_sided and (q_positions is None) != (k_positions is None)):
         _checks.both_positions(_WHERE, T, S, q_positions, k_positions, seekers or ("is_causal or local_window_size",))
     for name, given, axes, n in (("q_positions", q_positions, "T", T), ("k_positions", k_positions, "S", S)):
@@ -197,6 +201,7 @@ def _pairs(name: str, x: jax.Array, full: tuple[int, int, int, int], K: int) -> 
 def _sink(x: Any, N: int, K: int) -> _Mapped:
     """A sink for all heads, or one a head."""
     x = _checks.array(_WHERE, "sink", x)
+    _checks.floating(_WHERE, sink=x)
     if x.ndim == 0:
         return _Mapped(x, (None, None, None))
     if x.shape != (N,):
@@ -214,7 +219,7 @@ def _per_row(name: str, x: Any, full: tuple[int, ...], axes: str, unit: str) -> 
     if x.shape == full[1:] and len(full) > 1:
         return _Mapped(x, (None, None, None))
     target = "[" + ", ".join(map(str, full)) + "]"
-    remedy = f"{axes} is {target} here."
+    remedy = f"Give one whole number for each: {axes} is {target} here."
     _checks.fail(ValueError, _WHERE, f"{name} must have the shape {axes}", remedy, **{name: x})
 
 

@@ -6,6 +6,7 @@ Everything a caller may get wrong is caught here, by name; inside, shapes and dt
 from typing import Any, Literal, overload
 
 import jax
+import jax.numpy as jnp
 
 from jattn import _checks, masks, reference
 from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
@@ -105,7 +106,7 @@ def attention(
     """
     where = "attention"
     q, k, v = _checks.one_head(where, q, k, v)
-    options = _options(where, q, k, mask, score, bias, sink, scale, q_positions, k_positions)
+    options = _options(where, q, k, v, mask, score, bias, sink, scale, q_positions, k_positions)
     out, lse = reference.attention(q, k, v, **options)
     return (out, lse) if return_lse else out
 
@@ -153,7 +154,7 @@ def explain(
       [[49. 28. 24.]]
     """
     q, k, v = _checks.one_head("explain", q, k, v)
-    options = _options("explain", q, k, mask, score, bias, None, scale, q_positions, k_positions)
+    options = _options("explain", q, k, v, mask, score, bias, None, scale, q_positions, k_positions)
     return reference.steps(q, k, v, **options)[0]
 
 
@@ -161,6 +162,7 @@ def _options(
     where: str,
     q: jax.Array,
     k: jax.Array,
+    v: jax.Array,
     mask: Any,
     score: Any,
     bias: Any,
@@ -173,8 +175,9 @@ def _options(
     T, S = q.shape[0], k.shape[0]
     if mask is not None:
         if not isinstance(mask, Mask):
-            _checks.booleans(where, "mask", mask)
-            mask = masks.dense(mask)
+            allowed = _checks.booleans(where, "mask", mask)
+            _checks.broadcastable(where, "mask", allowed, (T, S), "[T, S]")
+            mask = masks.dense(jnp.atleast_2d(allowed))
         mask.fits(where, T, S)
     if bias is not None:
         bias = _checks.bias(where, bias)
@@ -185,16 +188,17 @@ def _options(
         _checks.broadcastable(where, "sink", sink, (T,), "[T]")
     if scale is not None:
         scale = _checks.scalar(where, "scale", scale, "Map over several with jax.vmap.")
-    q_pos, k_pos = _checks.positions(where, T, S, q_positions, k_positions, seekers(where, mask, score))
+    who = seekers(where, mask, score, _checks.wide(q, k, v))
+    q_pos, k_pos = _checks.positions(where, T, S, q_positions, k_positions, who)
     if mask is not None:
         mask = mask.pairs(masks.Rows(0, q_pos), masks.Rows(0, k_pos))
     positions = {"q_positions": q_pos, "k_positions": k_pos}
     return {"mask": mask, "score": score, "bias": bias, "sink": sink, "scale": scale, **positions}
 
 
-def seekers(where: str, mask: Mask | None, score: Score | None) -> tuple[str, ...]:
+def seekers(where: str, mask: Mask | None, score: Score | None, dtype: Any) -> tuple[str, ...]:
     """Which of the two arguments compare positions of q and k; refuses a score that is not a score."""
     names = [] if mask is None or not mask.looks_at_positions else ["mask"]
-    if score is not None and _checks.score_looks_at_positions(where, score):
+    if score is not None and _checks.score_looks_at_positions(where, score, dtype):
         names.append("score")
     return tuple(names)

@@ -39,6 +39,18 @@ class Rows(NamedTuple):
         return x if x.shape[axis] == 1 else jax.lax.dynamic_slice_in_dim(x, self.start, n, axis)
 
 
+class Spans(NamedTuple):
+    """The tiles of one axis: the rows that each holds, and the positions that these lie between, ends included.
+
+    NumPy arrays where they are known before anything is traced, so that verdicts on them are too.
+    """
+
+    first: Any
+    last: Any
+    lowest: Any
+    highest: Any
+
+
 class Mask:
     """Whether pairs of rows meet; closed under `&`, `|`, `~`."""
 
@@ -49,8 +61,19 @@ class Mask:
         """Which of these rows of q meet which of these rows of k."""
         raise NotImplementedError
 
+    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+        """Of each tile of q (down) against each tile of k (across): (some pair may meet, every pair meets).
+
+        Never wrong, but allowed not to know: (True, False).
+        """
+        return True, False
+
     def fits(self, where: str, T: int, S: int) -> None:
         """Raises if the mask holds an array that does not belong to T queries and S keys."""
+
+    def padded(self, T: int, S: int) -> "Mask":
+        """The same mask over T queries and S keys, the new rows meeting nothing that it must not."""
+        return self
 
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask("&", other))
@@ -102,6 +125,9 @@ class Causal(Mask):
     def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
         return q.positions[:, None] >= k.positions[None, :]
 
+    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+        return q.highest >= k.lowest, q.lowest >= k.highest
+
     def __repr__(self) -> str:
         return "causal()"
 
@@ -123,6 +149,14 @@ class Window(Mask):
             near &= s - t <= self.right
         return near
 
+    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+        may, must = True, True
+        if self.left is not None:
+            may, must = q.lowest - k.highest <= self.left, q.highest - k.lowest <= self.left
+        if self.right is not None:
+            may, must = may & (k.lowest - q.highest <= self.right), must & (k.highest - q.lowest <= self.right)
+        return may, must
+
     def __repr__(self) -> str:
         return f"window(left={self.left}, right={self.right})"
 
@@ -139,6 +173,13 @@ class Lengths(Mask):
             return jnp.ones(rows.positions.shape, bool) if n is None else rows.numbers < n
 
         return filled(q, self.q)[:, None] & filled(k, self.k)[None, :]
+
+    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+        may, must = True, True
+        for tiles, n in ((q, self.q), (k, self.k)):
+            if n is not None:
+                may, must = (tiles.first < n) & may, (tiles.last < n) & must
+        return may, must
 
     def __repr__(self) -> str:
         return f"lengths(q={_show(self.q)}, k={_show(self.k)})"
@@ -157,6 +198,10 @@ class Dense(Mask):
     def fits(self, where: str, T: int, S: int) -> None:
         _checks.broadcastable(where, "mask", self.array, (T, S), "[T, S]")
 
+    def padded(self, T: int, S: int) -> Mask:
+        more = [(0, 0 if have == 1 else want - have) for have, want in zip(self.array.shape, (T, S), strict=True)]
+        return Dense(jnp.pad(self.array, more)) if any(n for _, n in more) else self
+
     def __repr__(self) -> str:
         return f"dense({_show(self.array)})"
 
@@ -174,6 +219,9 @@ class _Both(Mask):
         self.a.fits(where, T, S)
         self.b.fits(where, T, S)
 
+    def padded(self, T: int, S: int) -> Mask:
+        return type(self)(self.a.padded(T, S), self.b.padded(T, S))
+
 
 @_value
 class And(_Both):
@@ -181,6 +229,10 @@ class And(_Both):
 
     def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
         return self.a.pairs(q, k) & self.b.pairs(q, k)
+
+    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+        (may_a, must_a), (may_b, must_b) = self.a.verdict(q, k), self.b.verdict(q, k)
+        return may_a & may_b, must_a & must_b
 
     def __repr__(self) -> str:
         sides = (f"({side!r})" if isinstance(side, Or) else repr(side) for side in (self.a, self.b))
@@ -193,6 +245,10 @@ class Or(_Both):
 
     def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
         return self.a.pairs(q, k) | self.b.pairs(q, k)
+
+    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+        (may_a, must_a), (may_b, must_b) = self.a.verdict(q, k), self.b.verdict(q, k)
+        return may_a | may_b, must_a | must_b
 
     def __repr__(self) -> str:
         return f"{self.a!r} | {self.b!r}"
@@ -210,6 +266,13 @@ class Not(Mask):
 
     def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
         return ~self.a.pairs(q, k)
+
+    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+        may, must = self.a.verdict(q, k)
+        return must ^ True, may ^ True  # ~ on a Python bool is an integer
+
+    def padded(self, T: int, S: int) -> Mask:
+        return Not(self.a.padded(T, S))
 
     def fits(self, where: str, T: int, S: int) -> None:
         self.a.fits(where, T, S)
@@ -297,15 +360,18 @@ def lengths(q: Any = None, k: Any = None) -> Mask:
     return Lengths(_length("q", q), _length("k", k))
 
 
-def _length(name: str, n: Any) -> jax.Array | None:
+def _length(name: str, n: Any) -> jax.Array | int | None:
+    most = jnp.iinfo(jnp.int32).max
     if n is None:
         return None
+    if type(n) is int:
+        return max(0, min(n, most))
     x = _checks.array("lengths", name, n)
     _checks.kind("lengths", name, x, jnp.integer, "A length counts rows: pass a whole number.")
     if x.ndim:
         remedy = "Pass one length; map over a batch of them with jax.vmap."
         _checks.fail(ValueError, "lengths", f"{name} must be a scalar", remedy, **{name: x})
-    return x
+    return jnp.clip(x, 0, min(most, jnp.iinfo(x.dtype).max)).astype(jnp.int32)
 
 
 def dense(array: Any) -> Mask:

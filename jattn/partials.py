@@ -51,22 +51,21 @@ def merge(a: Partial, b: Partial) -> Partial:
     if out_a.shape != out_b.shape:
         remedy = "Merge partials of the same queries: broadcast a shared one first."
         _checks.fail(ValueError, "merge", "the two partials must have one shape", remedy, out_a=out_a, out_b=out_b)
-    dtype = jnp.promote_types(jnp.promote_types(lse_a.dtype, lse_b.dtype), jnp.float32)
+    dtype = _checks.wide(out_a, lse_a, out_b, lse_b)
     lse_a, lse_b = lse_a.astype(dtype), lse_b.astype(dtype)
     top = jnp.maximum(lse_a, lse_b)
     top = jax.lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))  # any shift is exact; its derivative is zero
     w_a, w_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
     total = w_a + w_b
     total = jnp.where(total == 0, 1, total)
-    out = _share(w_a / total, out_a, dtype) + _share(w_b / total, out_b, dtype)
+    out = _share(w_a / total, out_a, lse_a) + _share(w_b / total, out_b, lse_b)
     lse = jnp.where((lse_a == -jnp.inf) & (lse_b == -jnp.inf), -jnp.inf, top + jnp.log(total))
     return out.astype(jnp.promote_types(out_a.dtype, out_b.dtype)), lse
 
 
-def _share(weight: jax.Array, out: jax.Array, dtype: Any) -> jax.Array:
-    """weight·out, where a partial without weight is not looked at (it may hold anything)."""
-    weight = weight[..., None]
-    return jnp.where(weight == 0, 0, weight * jnp.where(weight == 0, 0, out.astype(dtype)))
+def _share(weight: jax.Array, out: jax.Array, lse: jax.Array) -> jax.Array:
+    """weight·out, where a partial of no keys is not looked at (it may hold anything)."""
+    return weight[..., None] * jnp.where((lse == -jnp.inf)[..., None], 0, out.astype(lse.dtype))
 
 
 def _partial(name: str, x: Any) -> tuple[jax.Array, jax.Array]:

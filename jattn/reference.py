@@ -17,6 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jattn._checks import wide
+from jattn._numerics import below, finite_or_zero, set_aside
 from jattn._types import Allowed, Keys, KPositions, Lse, Numeric, Out, Pairs, QPositions, Queries, Score, Values
 
 
@@ -75,13 +77,12 @@ def steps(
       [[49. 28. 24.]]
     """
     T, S, D = *q.shape[:1], *k.shape
-    wide = jnp.promote_types(jnp.promote_types(q.dtype, k.dtype), jnp.promote_types(v.dtype, jnp.float32))
+    dtype = wide(q, k, v)
     met = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))
-    (q, q_bad), (k, k_bad), (v_wide, v_bad) = (_set_aside(x.astype(wide)) for x in (q, k, v))
+    (q, q_bad), (k, k_bad), (v_wide, v_bad) = (set_aside(x.astype(dtype)) for x in (q, k, v))
 
-    # Scaled before the dot, not after: XLA contracts (dot · scale) − max into one fused multiply-add, and
-    # the largest logit then misses its own rounded maximum.
-    scale = jnp.asarray(D**-0.5 if scale is None else scale, wide)
+    # Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
+    scale = jnp.asarray(D**-0.5 if scale is None else scale, dtype)
     bad = q_bad[:, None] | k_bad[None, :]
     scores = jnp.where(bad, jnp.nan, q @ k.T)
     scaled = (q * scale) @ k.T
@@ -89,16 +90,16 @@ def steps(
         t = jnp.arange(T) if q_positions is None else q_positions
         s = jnp.arange(S) if k_positions is None else k_positions
         over_keys = jax.vmap(score, (0, None, 0))
-        scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(met, scaled, 0), t, s).astype(wide)
+        scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(met, scaled, 0), t, s).astype(dtype)
     if bias is not None:
-        scaled = scaled + jnp.where(met, bias.astype(wide), 0)
+        scaled = scaled + jnp.where(met, bias.astype(dtype), 0)
     scaled = jnp.where(met, jnp.where(bad, jnp.nan, scaled), -jnp.inf)
 
-    sinks = jnp.full((T,), -jnp.inf, wide) if sink is None else jnp.broadcast_to(jnp.asarray(sink).astype(wide), (T,))
+    sinks = jnp.full((T,), -jnp.inf, dtype) if sink is None else jnp.broadcast_to(jnp.asarray(sink).astype(dtype), (T,))
     top = jax.lax.stop_gradient(jnp.maximum(scaled.max(1, initial=-jnp.inf), sinks))
-    top = jnp.where(top == -jnp.inf, 0, top)
-    exps = jnp.exp(_below(scaled, top[:, None]))
-    total = exps.sum(1) + jnp.exp(_below(sinks, top))
+    top = finite_or_zero(top)
+    exps = jnp.exp(below(scaled, top[:, None]))
+    total = exps.sum(1) + jnp.exp(below(sinks, top))
     empty = total == 0
     total = jnp.where(empty, 1, total)
     weights = exps / total[:, None]
@@ -128,27 +129,3 @@ def attention(q: Queries, k: Keys, v: Values, **options: object) -> tuple[Out, L
     """
     (_, _, _, out), lse = steps(q, k, v, **options)  # type: ignore[arg-type]
     return out, lse
-
-
-def _set_aside(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x with each row that holds a NaN or an infinity made zero, and which rows those are.
-
-    A product with zero would not be enough: 0 · NaN is NaN, in a sum over keys and in its transpose alike.
-    """
-    bad = ~jnp.isfinite(x).all(1)
-    return jnp.where(bad[:, None], 0, x), bad
-
-
-@jax.custom_jvp
-def _below(x: jax.Array, top: jax.Array) -> jax.Array:
-    """x − top for x ≤ top, where the largest is exactly 0 by comparison.
-
-    Subtraction is not enough: where x is itself a product, XLA may fuse the two and the largest entry misses
-    its own rounded maximum, by 1e22 for a logit of 1e30.
-    """
-    return jnp.where(x >= top, 0, x - top)
-
-
-@_below.defjvp
-def _below_jvp(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-    return _below(*primals), tangents[0] - tangents[1]

@@ -1,0 +1,224 @@
+"""Terminal text: arrays in, something that `rich` prints out; nothing here computes.
+
+Each picture says the same in numbers as in colour, so it can be read without colour, in a file and at 80 columns.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jattn import _checks
+
+try:
+    from rich import box
+    from rich.cells import cell_len
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+except ImportError as error:
+    raise ImportError("jattn.console: rich must be installed. Run: pip install 'jattn[console]'") from error
+
+__all__ = ["bars", "heatmap", "vectors"]
+
+_LABEL = 12  # a longer label is cut, with an ellipsis
+_PAPER, _MIDDLE, _INK = (247, 251, 255), (66, 146, 198), (8, 48, 107)  # the blues of small, middling, large weights
+
+
+def heatmap(
+    weights: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str | None = None,
+    digits: int = 3,
+    width: int = 80,
+) -> RenderableType:
+    """A table of weights whose cells are the darker the larger they are, and carry their numbers.
+
+    The colour runs evenly from 0 to the largest entry of the whole table.
+
+    Args:
+      weights: [T, S], real. What is not finite is written but has no colour.
+      rows: T labels, one a query.
+      columns: S labels, one a key.
+      title: a line above the table.
+      digits: decimals, 0 or more.
+      width: the columns of the terminal. Keys that do not fit continue in a further table below.
+
+    Returns:
+      A rich Table, or a Group where there is a title or the keys do not fit into one table. T = 0 or S = 0
+      gives a table without such cells.
+
+    Raises:
+      TypeError: `weights` is not an array of real numbers, or `digits` is not a whole number.
+      ValueError: `weights` has not T rows and S columns.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> table = console.heatmap([[0.75, 0.25]], rows=["bank"], columns=["river", "money"], digits=2)
+      >>> Console(width=40).print(table)
+               river  money
+       ──────────────────────
+        bank    0.75   0.25
+    """
+    digits = _checks.count("heatmap", "digits", digits)
+    x = _matrix("heatmap", "weights", weights, rows, columns)
+    top = max((float(w) for w in x[np.isfinite(x)]), default=0.0)
+    cells = [[Text(f" {_number(w, digits)} ", _shade(float(w), top)) for w in row] for row in x]
+    return _folded(cells, rows, columns, title, width)
+
+
+def vectors(
+    labels: Sequence[str],
+    x: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    title: str | None = None,
+    digits: int = 3,
+    width: int = 80,
+) -> RenderableType:
+    """A table of numbers, one labelled vector a row, the decimal points below each other.
+
+    Args:
+      labels: n labels, one a vector.
+      x: [n, D], real.
+      columns: D labels; 1, 2, 3, … if None.
+      title: a line above the table.
+      digits: decimals, 0 or more.
+      width: the columns of the terminal. What does not fit continues in a further table below.
+
+    Returns:
+      A rich Table, or a Group where there is a title or the numbers do not fit into one table. n = 0 or D = 0
+      gives a table without such cells.
+
+    Raises:
+      TypeError: `x` is not an array of real numbers.
+      ValueError: `x` has not one row for each label, or not one column for each of `columns`.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> Console(width=40).print(console.vectors(["river", "money"], [[1.0, 0.0], [0.2, -0.1]], digits=1))
+                  1      2
+       ────────────────────
+        river   1.0    0.0
+        money   0.2   -0.1
+    """
+    digits = _checks.count("vectors", "digits", digits)
+    names = [str(i + 1) for i in range(np.shape(x)[-1] if np.ndim(x) else 0)] if columns is None else columns
+    numbers = _matrix("vectors", "x", x, labels, names)
+    cells = [[Text(f" {_number(entry, digits)} ") for entry in row] for row in numbers]
+    return _folded(cells, labels, names, title, width)
+
+
+def bars(
+    labels: Sequence[str],
+    weights: Any,
+    *,
+    title: str | None = None,
+    digits: int = 3,
+    width: int = 30,
+) -> RenderableType:
+    """A bar of ⌊weight · width⌋ marks beside each number.
+
+    Args:
+      labels: n labels.
+      weights: [n], each in [0, 1]; a larger one is drawn as 1, a negative one or NaN as 0.
+      title: a line above the bars.
+      digits: decimals, 0 or more.
+      width: the marks of a weight of 1, at least 1.
+
+    Returns:
+      A rich Table without a header, one row a label; with a title, a Group.
+
+    Raises:
+      TypeError: `weights` is not an array of real numbers.
+      ValueError: `weights` has not one entry for each label.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> Console(width=40).print(console.bars(["river", "money"], [0.75, 0.25], digits=2, width=12))
+        river  0.75  #########
+        money  0.25  ###
+    """
+    digits = _checks.count("bars", "digits", digits)
+    width = _checks.count("bars", "width", width, least=1)
+    x = _matrix("bars", "weights", np.asarray(weights)[:, None] if np.ndim(weights) == 1 else weights, labels, [""])
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for label, (w,) in zip(labels, x, strict=True):
+        marks = int(width * min(max(0.0, float(w)), 1.0))
+        table.add_row(Text(_cut(label)), Text(_number(w, digits)), Text("#" * marks, "blue"))
+    return _titled(title, table)
+
+
+def _matrix(where: str, name: str, x: Any, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+    """`x` as real numbers, one row a label and one column a label."""
+    try:
+        raw = np.asarray(x)
+        if raw.dtype.kind in "cmMOSU":  # complex, times, objects, text
+            raise TypeError
+        numbers = raw.astype(np.float64)
+    except (TypeError, ValueError):
+        got = {name: f"of type {type(x).__name__}"}
+        remedy = "Pass a NumPy or jax array, or nested lists of one shape."
+        _checks.fail(TypeError, where, f"{name} must be an array of real numbers", remedy, **got)
+    if numbers.shape != (len(rows), len(columns)) and numbers.size + len(rows) * len(columns):
+        labels = f"for {len(rows)} rows and {len(columns)} columns"
+        must = f"{name} must have one row and one column for each label"
+        _checks.fail(ValueError, where, must, "Label every row and every column.", **{name: numbers, "labels": labels})
+    return numbers.reshape(len(rows), len(columns))
+
+
+def _number(x: Any, digits: int) -> str:
+    """Fixed decimals, or an exponent where those would be too many characters."""
+    x = float(x)
+    text = f"{x:.{digits}f}" if abs(x) < 1e5 or not np.isfinite(x) else f"{x:.{digits}g}"
+    return text.removeprefix("-") if not text.strip("-0.") else text  # no −0.000
+
+
+def _shade(weight: float, top: float) -> str:
+    """A shade between paper and ink, and the letters, black or white, that stand out more on it."""
+    if not np.isfinite(weight) or top <= 0:
+        return ""
+    share = 2 * min(max(0.0, weight / top), 1.0)
+    ends, within = ((_PAPER, _MIDDLE), share) if share < 1 else ((_MIDDLE, _INK), share - 1)
+    red, green, blue = (round(a + within * (b - a)) for a, b in zip(*ends, strict=True))
+    return f"{'#000000' if share < 1.25 else '#ffffff'} on #{red:02x}{green:02x}{blue:02x}"
+
+
+def _cut(label: str) -> str:
+    text = Text(str(label))
+    text.truncate(_LABEL, overflow="ellipsis")
+    return text.plain
+
+
+def _titled(title: str | None, *tables: Table) -> RenderableType:
+    """One renderable. (A rich Table would fold its own title to its own width.)"""
+    if title is None and len(tables) == 1:
+        return tables[0]
+    return Group(*([] if title is None else [Text(title, "bold")]), *tables)
+
+
+def _folded(
+    cells: list[list[Text]], rows: Sequence[str], columns: Sequence[str], title: str | None, width: int
+) -> RenderableType:
+    """One table, or as many below each other as it takes for each to fit into `width`."""
+    names, heads = [f" {_cut(row)} " for row in rows], [f" {_cut(column)} " for column in columns]
+    each = max([cell.cell_len for row in cells for cell in row] + [cell_len(head) for head in heads], default=0)
+    fit = max(1, (width - max(map(cell_len, names), default=0)) // (each + 1))
+    tables = []
+    for start in range(0, max(len(heads), 1), fit):
+        table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+        table.add_column(no_wrap=True)
+        for head in heads[start : start + fit]:
+            table.add_column(Text(head), justify="right", no_wrap=True)
+        for name, row in zip(names, cells, strict=True):
+            table.add_row(Text(name), *row[start : start + fit])
+        tables.append(table)
+    return _titled(title, *tables)

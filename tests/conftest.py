@@ -1,0 +1,25 @@
+"""What holds for every test: strict promotion, eight devices on a CPU, float32 arithmetic in float32."""
+
+import os
+
+import hypothesis
+import jax
+import pytest
+
+# Before any backend is used. On a machine with an accelerator the tests run there: JAX_PLATFORMS decides, as ever.
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tolerances are multiples of eps: a GPU would otherwise multiply float32 matrices in fewer bits.
+jax.config.update("jax_default_matmul_precision", "highest")
+
+hypothesis.settings.register_profile("here", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture
+def x64():
+    """float64 inside this test, and only there."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,516 @@
+"""What attention promises, whichever way it is computed: each promise in value, gradient and tangent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import D, Dv, S, T, assert_close, eps, normal, pairs, positions, qkv
+
+import jattn
+from jattn import masks, reference
+
+
+def weigh(out, lse, seed=20):
+    """A loss that tells every entry of out and lse apart; a row that met nothing has no part in it."""
+    w_out, w_lse = normal(*out.shape, seed=seed), normal(*lse.shape, seed=seed + 1)
+    lse = jnp.where(lse == -jnp.inf, 0, lse)
+    return jnp.sum(jnp.sin(out) * w_out.astype(out.dtype)) + jnp.sum(jnp.sin(lse) * w_lse.astype(lse.dtype))
+
+
+def derivatives(f):
+    """f → (value, gradient, tangent, tangent of the gradient, gradient of the gradient), of all arguments by name."""
+
+    @jax.jit
+    def orders(x):
+        x_dot = jax.tree.map(lambda a: jnp.cos(jnp.arange(a.size, dtype=a.dtype)).reshape(a.shape), x)
+        first = jax.grad(lambda x: weigh(*f(**x)))
+        value, tangent = jax.jvp(lambda x: f(**x), (x,), (x_dot,))
+        gradient, second = jax.jvp(first, (x,), (x_dot,))
+        inner = lambda x: sum(jnp.sum(g * d) for g, d in zip(*map(jax.tree.leaves, (first(x), x_dot)), strict=True))  # noqa: E731
+        return {
+            "value": value,
+            "gradient": gradient,
+            "tangent": tangent,
+            "tangent of the gradient": second,
+            "gradient of the gradient": jax.grad(inner)(x),
+        }
+
+    return lambda **x: jax.tree.map(np.asarray, orders({name: jnp.asarray(a) for name, a in x.items()}))
+
+
+def ours(**fixed):
+    return lambda q, k, v, **x: jattn.attention(q, k, v, return_lse=True, **fixed, **x)
+
+
+def definition(**fixed):
+    return lambda q, k, v, **x: reference.attention(q, k, v, **fixed, **x)
+
+
+def inputs(**shape):
+    """All that attention takes a derivative of."""
+    q, k, v = qkv(**shape)
+    bias, sink = normal(len(q), len(k), seed=7), normal(len(q), seed=9)
+    return {"q": q, "k": k, "v": v, "bias": bias, "sink": sink, "scale": np.float64(0.6)}
+
+
+def alibi(x, t, s):
+    return x - 0.3 * jnp.abs(t - s).astype(x.dtype)
+
+
+# Exactness.
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("seen", ["all", "causal", "window, lengths, score"])
+def test_in_float64_it_is_the_definition_to_second_order(seen):
+    mask, score = {
+        "all": (None, None),
+        "causal": (masks.causal(), None),
+        "window, lengths, score": (masks.window(4, 1) & ~masks.lengths(q=3) | masks.lengths(k=2), alibi),
+    }[seen]
+    places = positions()
+    allowed = None if mask is None else masks.to_dense(mask, T, S, **places)
+    got = derivatives(ours(mask=mask, score=score, **places))(**inputs())
+    want = derivatives(definition(mask=allowed, score=score, **places))(**inputs())
+    assert_close(got["value"], want["value"], ulps=8)
+    assert_close(got, want, ulps=64, scale=16)
+
+
+def bounds(q, k, v, dout):
+    """The definition in float64, and what its terms amount to if none cancels another."""
+    c = D**-0.5
+    (_, x, p, out), lse = reference.steps(q, k, v)
+    x, p = np.asarray(x), np.asarray(p)
+    size = 1 + c * np.abs(q) @ np.abs(k).T  # a logit is known to eps times this
+    a, mean = dout @ v.T, dout @ np.asarray(out).T
+    ds = p * (a - np.diag(mean)[:, None])
+    spread = p * size * (np.abs(dout) @ np.abs(v).T + (np.abs(dout) * (p @ np.abs(v))).sum(1)[:, None])
+    want = {"out": out, "lse": lse, "q": c * ds @ k, "k": c * ds.T @ q, "v": p.T @ dout}
+    bound = {
+        "out": (p * size) @ np.abs(v),
+        "lse": np.abs(lse) + (p * size).sum(1),
+        "q": c * spread @ np.abs(k),
+        "k": c * spread.T @ np.abs(q),
+        "v": (p * size).T @ np.abs(dout),
+    }
+    return want, bound
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("dtype", "of_values", "of_gradients"),
+    [(jnp.float64, 8, 8), (jnp.float32, 8, 8), (jnp.bfloat16, 0.75, 1), (jnp.float16, 0.75, 1)],
+)
+def test_the_error_is_a_few_roundings_and_of_half_precision_one(dtype, of_values, of_gradients):
+    """Against float64, from inputs that the dtype holds exactly, in eps times the componentwise bound."""
+    *x, dout = (jnp.asarray(a, dtype) for a in (*qkv(), normal(T, Dv, seed=5)))
+
+    @jax.jit
+    def both(q, k, v):
+        (out, lse), pull = jax.vjp(lambda *x: jattn.attention(*x, return_lse=True), q, k, v)
+        return out, lse, pull((dout, jnp.zeros_like(lse)))
+
+    out, lse, (dq, dk, dv) = both(*x)
+    assert out.dtype == dtype
+    assert lse.dtype == (jnp.float64 if dtype == jnp.float64 else jnp.float32)
+    want, bound = bounds(*(np.asarray(a, np.float64) for a in (*x, dout)))
+    assert_close(out, want["out"], ulps=of_values, scale=bound["out"])
+    assert_close(lse, want["lse"], ulps=8, scale=bound["lse"])
+    for name, got in {"q": dq, "k": dk, "v": dv}.items():
+        assert got.dtype == dtype
+        assert_close(got, want[name], ulps=of_gradients, scale=bound[name])
+
+
+def test_the_output_has_the_dtype_of_v():
+    q, k, v = (jnp.asarray(x, jnp.float32) for x in qkv())
+    for a in (jnp.float16, jnp.bfloat16, jnp.float32):
+        for b in (jnp.float16, jnp.bfloat16, jnp.float32):
+            f = lambda q, k, v: jattn.attention(q, k, v, return_lse=True)  # noqa: E731
+            out, lse = jax.eval_shape(f, q.astype(a), k.astype(a), v.astype(b))
+            assert (out.dtype, lse.dtype) == (b, jnp.float32)
+
+
+# What is masked does not exist.
+
+
+def hidden():
+    """Keys 3 and 8 are met by none, and query 5 meets none; as booleans."""
+    allowed = pairs()
+    allowed[:, [3, 8]] = False
+    allowed[5] = False
+    return allowed
+
+
+BY = {
+    "booleans": hidden(),
+    "dense": masks.dense(hidden()),
+    "algebra": masks.dense(hidden()) & masks.lengths(k=S) & ~masks.lengths(q=0),
+}
+
+
+@pytest.mark.parametrize("score", [None, alibi])
+@pytest.mark.parametrize("by", BY)
+def test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing(by, score):
+    """In q, k, v and bias; to second order; and the hidden have no derivative."""
+    clean = {name: np.asarray(x, np.float32) for name, x in inputs().items()}
+    dirty = {name: x.copy() for name, x in clean.items()}
+    for x in (clean, dirty):
+        x["k"][[3, 8]] = x["v"][[3, 8]] = x["q"][5] = 0
+        x["bias"] = np.where(hidden(), x["bias"], 0).astype(np.float32)
+    dirty["k"][3], dirty["k"][8] = np.nan, np.inf
+    dirty["v"][3, 1], dirty["v"][8] = -np.inf, np.nan
+    dirty["q"][5, 2] = np.nan
+    where = np.flatnonzero(~hidden())
+    dirty["bias"].flat[where] = np.resize(np.float32([np.nan, np.inf, -np.inf, 3e38]), where.size)
+
+    f = derivatives(ours(mask=BY[by], score=score, **positions()))
+    got, want = f(**dirty), f(**clean)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(want))
+    assert_close(got, want, ulps=8)
+    for order in ("gradient", "tangent of the gradient", "gradient of the gradient"):
+        d = got[order]
+        for x in (d["k"][[3, 8]], d["v"][[3, 8]], d["q"][5], d["bias"][~hidden()]):
+            np.testing.assert_array_equal(x, 0)
+
+
+def test_a_nan_that_is_met_stays_in_the_rows_that_met_it():
+    q, k, v = qkv(dtype=np.float32)
+    allowed = pairs()
+    for which in ("k", "v"):
+        x = {"q": q, "k": k.copy(), "v": v.copy()}
+        x[which][4, 0] = np.nan
+        f = jax.jit(lambda q, k, v: jax.jvp(lambda q: jattn.attention(q, k, v, mask=allowed), (q,), (q,)))
+        out, out_dot = map(np.asarray, f(**x))
+        want, want_dot = f(q, k, v)
+        met = allowed[:, 4]
+        assert met.any()
+        assert not met.all()
+        assert np.isnan(out[met]).any(1).all()
+        assert_close((out[~met], out_dot[~met]), (want[~met], want_dot[~met]), ulps=8)
+
+
+# Rows that meet nothing, and lengths of nothing and of one.
+
+
+@pytest.mark.parametrize("how", ["booleans", "lengths", "bias", "no keys"])
+def test_a_row_that_meets_nothing_gives_zeros_and_has_no_gradient(how):
+    x = {name: np.asarray(a, np.float32) for name, a in inputs(S=0 if how == "no keys" else S).items()}
+    del x["sink"]
+    alone = np.arange(T) == 5
+    mask = {"booleans": ~alone[:, None], "lengths": masks.lengths(q=5)}.get(how)
+    dead = {"lengths": np.arange(T) >= 5, "no keys": np.ones(T, bool)}.get(how, alone)
+    if how == "bias":
+        x["bias"][alone] = -np.inf
+    got = derivatives(ours(mask=mask))(**x)
+    out, lse = got["value"]
+    np.testing.assert_array_equal(out[dead], 0)
+    np.testing.assert_array_equal(lse, np.where(dead, -np.inf, lse))
+    assert np.isfinite(lse[~dead]).all()
+    for out_or_lse in got["tangent"]:
+        np.testing.assert_array_equal(out_or_lse[dead], 0)
+    for order in ("gradient", "tangent of the gradient", "gradient of the gradient"):
+        assert all(np.isfinite(d).all() for d in got[order].values())
+        np.testing.assert_array_equal(got[order]["q"][dead], 0)
+        np.testing.assert_array_equal(got[order]["bias"][dead], 0)
+    if how != "no keys":
+        assert (got["gradient"]["q"][~dead] != 0).any()  # the others are alive
+    if dead.all():
+        assert got["gradient"]["scale"] == 0
+
+
+def test_a_row_that_meets_nothing_but_its_sink_gives_zeros_and_the_sink():
+    x = {name: np.asarray(a, np.float32) for name, a in inputs().items()}
+    got = derivatives(ours(mask=np.zeros((1, 1), bool)))(**x)
+    out, lse = got["value"]
+    np.testing.assert_array_equal(out, 0)
+    assert_close(lse, x["sink"], ulps=2)
+    for name, d in got["gradient"].items():
+        if name != "sink":
+            np.testing.assert_array_equal(d, 0)
+    assert_close(got["tangent"][1], np.cos(np.arange(T)), ulps=4)  # the tangent of the sink itself
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"S": 0},
+        {"T": 0},
+        {"T": 0, "S": 0},
+        {"T": 1, "Dv": 1},
+        {"S": 1},
+        {"D": 1},
+        {"T": 1, "S": 1, "D": 1, "Dv": 1},
+    ],
+    ids=str,
+)
+def test_every_size_has_an_answer_and_its_derivatives(shape):
+    x = inputs(**shape)
+    got, want = derivatives(ours())(**x), derivatives(definition())(**x)
+    assert_close(got, want, ulps=64, scale=16)
+    out, lse = got["value"]
+    assert out.shape == (shape.get("T", T), shape.get("Dv", Dv))
+    assert lse.shape == (shape.get("T", T),)
+
+
+def test_no_columns_of_values():
+    q, k, v = qkv(Dv=1, dtype=np.float32)
+    out, lse = jax.jit(lambda *x: jattn.attention(*x, return_lse=True))(q, k, v[:, :0])
+    assert out.shape == (T, 0)
+    assert lse.shape == (T,)
+
+
+# Huge logits.
+
+
+def spelled(size, D, score, bias):
+    """Whole-number logits times `size`: query 0 prefers key 2, query 1 keys 1 and 4 alike, query 2 key 0."""
+    k = np.zeros((5, D), np.float32)
+    k[:, 0] = [-3, 2, 3, 1, 2]
+    q = np.zeros((3, D), np.float32)
+    q[:, 0] = [1, 1, -1]
+    if D > 1:
+        k[2, 1] = 7
+        q[1, 1] = -1
+    else:
+        k[2] = 0.5
+        q[0] = 0.25
+    winners = [[2], [1, 4], [0]] if D > 1 else [[1, 4], [1, 4], [0]]
+    root = np.float32(np.sqrt(size / 16))
+    fixed = {"score": score, "bias": None if bias is None else np.full((3, 5), bias, np.float32)}
+    return q * root, k * root, normal(5, Dv, dtype=np.float32), winners, fixed
+
+
+@pytest.mark.parametrize("kind", ["bare", "scale", "multiplying score", "bias"])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("size", [1e10, 3e38])
+def test_huge_logits_choose_their_key_jitted_and_not(size, width, kind):
+    """XLA may fuse dot · scale − max into one multiply-add, and then the largest misses its own maximum."""
+    score = {"multiplying score": lambda x, t, s: x * jnp.float32(0.7)}.get(kind)
+    q, k, v, winners, fixed = spelled(size, width, score, 0.5 if kind == "bias" else None)
+    dout = normal(3, Dv, seed=4, dtype=np.float32)
+    scale = np.float32({"scale": 1.1}.get(kind, 0.9))
+
+    def f(q, k, v, scale):
+        scale = None if kind == "bare" else scale
+        (out, lse), pull = jax.vjp(lambda *x: jattn.attention(*x, scale=scale, return_lse=True, **fixed), q, k, v)
+        _, (out_dot, _) = jax.jvp(lambda v: jattn.attention(q, k, v, scale=scale, return_lse=True, **fixed), (v,), (v,))
+        return out, out_dot, pull((dout, jnp.zeros_like(lse))), lse
+
+    p = np.zeros((3, 5), np.float32)
+    for t, s in enumerate(winners):
+        p[t, s] = 1 / len(s)
+    c = {"bare": width**-0.5, "multiplying score": 0.9 * 0.7}.get(kind, scale)
+    logits = c * (q.astype(np.float64) @ k.T.astype(np.float64))
+    assert 0.02 * size < np.abs(logits).max() < 3.4e38
+    a = dout @ v.T
+    ds = p * (a - (p * a).sum(1, keepdims=True))
+    for g in (f, jax.jit(f)):
+        out, out_dot, (dq, dk, dv), lse = g(q, k, v, scale)
+        assert_close((out, out_dot), (p @ v, p @ v), ulps=8)
+        assert_close(lse, logits.max(1), ulps=8)
+        assert_close(dv, p.T @ dout, ulps=8)
+        big = np.float32(c) * np.abs(k).max()
+        assert_close(dq, c * (ds.astype(np.float64) @ k), ulps=16, scale=big)
+        assert_close(dk, c * (ds.T.astype(np.float64) @ q), ulps=16, scale=big)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_logits_of_ten_thousand_in_every_dtype_jitted_and_not(dtype):
+    q, k, v = (jnp.asarray(x, dtype) for x in qkv())
+    q, k = q * dtype(130), k * dtype(130)
+    f = lambda q, k, v: jattn.attention(q, k, v, return_lse=True)  # noqa: E731
+    with jax.enable_x64(True):
+        (_, x, p, want), lse = jax.jit(reference.steps)(*(np.asarray(a, np.float64) for a in (q, k, v)))
+        assert np.abs(x).max() > 1e4
+        size = np.asarray(D**-0.5 * np.abs(np.asarray(q, np.float64)) @ np.abs(np.asarray(k, np.float64)).T)
+        wrong = eps(jnp.float32) * size.max()  # of a logit, and so of a weight relative to itself
+    for g in (f, jax.jit(f)):
+        got, got_lse = g(q, k, v)
+        unit = 0.75 * eps(dtype) + 8 * wrong
+        assert_close(got, want, ulps=unit / eps(dtype), scale=np.asarray(p) @ np.abs(np.asarray(v, np.float64)))
+        assert_close(got_lse, lse, ulps=8, scale=size.max())
+
+
+def test_float16_to_its_limit_runs_under_jit():
+    q, k, v = spelled(16.0, 3, None, None)[:3]
+    top = jnp.float16(6e4)
+    q, k, v = (jnp.asarray(x, jnp.float16) for x in (q, k, v))
+    q, k = q / jnp.max(jnp.abs(q)) * top, k / jnp.max(jnp.abs(k)) * top
+    f = jax.jit(lambda q, k, v: jax.value_and_grad(lambda *x: jattn.attention(*x).sum(), (0, 1, 2))(q, k, v))
+    out = jax.jit(jattn.attention)(q, k, v)
+    np.testing.assert_array_equal(out[0], v[2])
+    assert np.isfinite(np.asarray(out, np.float32)).all()
+    assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in jax.tree.leaves(f(q, k, v)))
+
+
+# The order of things.
+
+
+@pytest.mark.usefixtures("x64")
+def test_scale_then_score_then_bias_then_mask_then_sink():
+    q, k, v = qkv(T=1, S=4, D=2, Dv=3)
+    scale, bias, sink, mask = 1.7, np.array([[0.9, -0.4, 0.3, 2.0]]), 1.25, np.array([[True, True, True, False]])
+    cap, hide = (lambda x: np.tanh(x)), (lambda x: np.where(mask, x, -np.inf))
+    dot = q @ k.T
+
+    def finish(logits, sink=sink):
+        total = np.exp(logits).sum() + np.exp(sink)
+        return np.exp(logits) / total @ v, np.log(total)[None]
+
+    options = {"scale": scale, "bias": bias, "sink": sink, "mask": mask, "score": lambda x, t, s: jnp.tanh(x)}
+    f = jax.jit(lambda q, k, v: jattn.attention(q, k, v, return_lse=True, **options))
+    out, lse = f(q, k, v)
+    assert_close((out, lse), finish(hide(cap(scale * dot) + bias)), ulps=8)
+    others = {
+        "score before scale": finish(hide(scale * cap(dot) + bias)),
+        "bias before score": finish(hide(cap(scale * dot + bias))),
+        "bias before scale": finish(hide(cap(scale * (dot + bias)))),
+        "mask before score": finish(np.maximum(cap(hide(scale * dot)), -1) + bias),
+        "no mask": finish(cap(scale * dot) + bias),
+        "sink before score": finish(hide(cap(scale * dot) + bias), np.tanh(sink)),
+        "sink scaled": finish(hide(cap(scale * dot) + bias), scale * sink),
+        "no sink": finish(hide(cap(scale * dot) + bias), -np.inf),
+    }
+    for name, (other, other_lse) in others.items():
+        assert np.abs(other - out).max() > 1e-3, name
+        assert np.abs(other_lse - lse).max() > 1e-3, name
+
+
+def test_the_scale_is_one_over_the_root_of_the_width_unless_given():
+    q, k, v = qkv(dtype=np.float32)
+    f = jax.jit(jattn.attention)
+    assert_close(f(q, k, v), f(q, k, v, scale=np.float32(D**-0.5)), ulps=2)
+    assert_close(f(q, k, v, scale=np.float32(1)), jax.jit(lambda *x: jattn.attention(*x, scale=1))(q, k, v), ulps=2)
+    assert_close(f(q, k, v, scale=np.float32(0)), np.broadcast_to(v.mean(0), (T, Dv)), ulps=8)
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_gradient_of_lse_is_the_weights():
+    q, k, v = qkv()
+    bias = normal(T, S, seed=7)
+    dbias = jax.jit(jax.grad(lambda b: jattn.attention(q, k, v, bias=b, return_lse=True)[1].sum()))(bias)
+    assert_close(dbias, jattn.explain(q, k, v, bias=bias).weights, ulps=8)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_score_may_close_over_arrays_and_has_its_gradient():
+    q, k, v = qkv()
+    places = positions()
+
+    def dense_bias(table):
+        t, s = places["q_positions"][:, None], places["k_positions"][None, :]
+        return table[np.abs(t - s)]
+
+    def by_score(table):
+        score = lambda x, t, s: x + table[jnp.abs(t - s)]  # noqa: E731
+        return weigh(*jattn.attention(q, k, v, score=score, return_lse=True, **places))
+
+    def by_bias(table):
+        return weigh(*reference.attention(q, k, v, bias=dense_bias(table)))
+
+    table = jnp.asarray(normal(T + S, seed=3))
+    got, want = (jax.jit(jax.value_and_grad(f))(table) for f in (by_score, by_bias))
+    assert_close(got, want, ulps=32)
+
+
+# Positions.
+
+
+def test_where_lengths_differ_positions_must_be_given_to_what_looks_at_them():
+    q, k, v = qkv(dtype=np.float32)
+    causal, score = {"mask": masks.causal()}, {"score": alibi}
+    message = "looks? at positions, so both sides must have them"
+    for looks in (causal, score, {"mask": ~masks.window(1) | masks.lengths(k=2)}):
+        for given in ({}, {"q_positions": np.arange(T)}, {"k_positions": np.arange(S)}):
+            with pytest.raises(ValueError, match=message):
+                jattn.attention(q, k, v, **looks, **given)
+            with pytest.raises(ValueError, match=message):
+                jattn.explain(q, k, v, **looks, **given)
+    with pytest.raises(ValueError, match=message):
+        jattn.attention(q, k[:T], v[:T], q_positions=np.arange(T), **causal)  # one side only
+    for blind in ({"mask": masks.lengths(k=3)}, {"mask": pairs()}, {"score": lambda x, t, s: jnp.tanh(x)}):
+        assert jax.eval_shape(lambda *x, o=blind: jattn.attention(*x, **o), q, k, v).shape == (T, Dv)
+
+
+def test_where_lengths_agree_both_count_from_zero():
+    q, k, v = qkv(S=T, dtype=np.float32)
+    places = {"q_positions": np.arange(T), "k_positions": np.arange(T)}
+    f = jax.jit(lambda **o: jattn.attention(q, k, v, mask=masks.causal(), score=alibi, **o))
+    np.testing.assert_array_equal(f(), f(**places))
+
+
+def test_only_the_distance_of_positions_counts():
+    q, k, v = qkv(dtype=np.float32)
+
+    @jax.jit
+    def f(shift):
+        places = {name: x + shift for name, x in positions().items()}
+        return jattn.attention(q, k, v, mask=masks.causal(), **places)
+
+    np.testing.assert_array_equal(f(0), f(1000))
+
+
+# Explain.
+
+
+@pytest.mark.usefixtures("x64")
+def test_explain_is_attention_step_by_step():
+    q, k, v = qkv()
+    mask, bias = masks.causal() & masks.lengths(q=T - 1), normal(T, S, seed=7)
+    options = {"mask": mask, "bias": bias, "scale": 0.6, **positions()}
+    steps = jax.jit(lambda *x: jattn.explain(*x, **options))(q, k, v)
+    allowed = np.asarray(masks.to_dense(options["mask"], T, S, **positions()))
+    assert_close(steps.scores, q @ k.T, ulps=8)
+    np.testing.assert_array_equal(np.isfinite(steps.scaled), allowed)
+    assert_close(steps.scaled, np.where(allowed, 0.6 * (q @ k.T) + options["bias"], -np.inf), ulps=8)
+    assert_close(steps.weights, jattn.softmax(steps.scaled), ulps=8)
+    assert_close(steps.weights.sum(1), (np.arange(T) < T - 1).astype(float), ulps=8)
+    assert_close(steps.out, steps.weights @ v, ulps=8)
+    assert_close(steps.out, jax.jit(lambda *x: jattn.attention(*x, **options))(q, k, v), ulps=8)
+
+
+def test_explain_is_a_pytree_through_jit_vmap_and_grad():
+    q, k, v = (np.stack(x) for x in zip(*(qkv(seed, dtype=np.float32) for seed in range(3)), strict=True))
+    batch = jax.jit(jax.vmap(jattn.explain))(q, k, v)
+    assert isinstance(batch, jattn.Steps)
+    assert [x.shape for x in batch] == [(3, T, S)] * 3 + [(3, T, Dv)]
+    assert_close(jax.tree.map(lambda x: x[1], batch), jax.jit(jattn.explain)(q[1], k[1], v[1]), ulps=8)
+    pull = jax.jit(jax.grad(lambda q: -jnp.log(jattn.explain(q, k[0], v[0]).weights[0, 2])))(q[0])
+    p = np.asarray(batch.weights[0, 0])
+    # Cross-entropy on one weight pulls q toward that key minus the attention-weighted mean key.
+    assert_close(-pull[0], D**-0.5 * (k[0][2] - p @ k[0]), ulps=16)
+    np.testing.assert_array_equal(pull[1:], 0)
+
+
+# Refusals; the words are in test_messages.
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_, np.complex64])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_only_real_numbers_attend(which, dtype):
+    x = dict(zip("qkv", qkv(dtype=np.float32), strict=True))
+    x[which] = x[which].astype(dtype)
+    with pytest.raises(TypeError, match=f"attention: {which} must be floating point"):
+        jattn.attention(**x)
+
+
+def test_boolean_is_mask_and_real_is_bias():
+    q, k, v = qkv(dtype=np.float32)
+    with pytest.raises(TypeError, match="bias must be floating point"):
+        jattn.attention(q, k, v, bias=pairs())
+    with pytest.raises(TypeError, match="mask must be boolean"):
+        jattn.attention(q, k, v, mask=normal(T, S, dtype=np.float32))
+    same = [jax.jit(lambda m: jattn.attention(q, k, v, mask=m))(m) for m in (pairs(), masks.dense(pairs()))]
+    np.testing.assert_array_equal(*same)
+
+
+def test_masks_and_biases_and_sinks_broadcast():
+    q, k, v = qkv(dtype=np.float32)
+    bias, mask, sinks = normal(T, S, seed=7, dtype=np.float32), pairs(), normal(T, seed=9, dtype=np.float32)
+    f = jax.jit(jattn.attention)
+    rows, columns, row, one = np.s_[:1], np.s_[:, :1], np.s_[0], np.s_[0, 0]
+    for of_mask, of_bias, of_sink in ((rows, columns, rows), (columns, row, row), (row, rows, row), (one, one, rows)):
+        given = {"mask": mask[of_mask], "bias": bias[of_bias], "sink": sinks[of_sink]}
+        full = {n: np.broadcast_to(x, (T,) if n == "sink" else (T, S)) for n, x in given.items()}
+        assert_close(f(q, k, v, **given), f(q, k, v, **full), ulps=4)

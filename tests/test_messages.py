@@ -1,0 +1,247 @@
+"""Every refusal, word for word: <function>: <what must hold>, got <name> <shape>. <what to do>"""
+# ruff: noqa: E501 (a message stands on one line, as it is read)
+
+import ast
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import D, Dv, S, T
+
+import jattn
+from jattn import masks
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def whole(*shape):
+    return ones(*shape, dtype=np.int32)
+
+
+Q, KEYS, V = ones(T, D), ones(S, D), ones(S, Dv)
+B, N, K = 2, 4, 2
+QUERY, KEY, VALUE = ones(B, T, N, D), ones(B, S, K, D), ones(B, S, K, Dv)
+
+
+def attend(**options):
+    return lambda: jattn.attention(**({"q": Q, "k": KEYS, "v": V} | options))
+
+
+def many(**options):
+    names = {"query": QUERY, "key": KEY, "value": VALUE}
+    return lambda: jattn.dot_product_attention(**(names | options))
+
+
+ONE_HEAD = "This function is one head without a batch: map it with jax.vmap, or call dot_product_attention."
+ALIGN = (
+    "Give both: q_positions=jax.numpy.arange(T) + (S - T) aligns the last rows, as in decoding, "
+    "q_positions=jax.numpy.arange(T) the first; with k_positions=jax.numpy.arange(S)."
+)
+SCORE = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
+PAIR = "Pass the pair that attention(..., return_lse=True) returns."
+AXES = "For one head without a batch call attention; map over further axes with jax.vmap."
+
+TABLE = [
+    # attention
+    (attend(q="river"), TypeError, "attention: q must be an array of numbers in one shape, got q of type str. Pass a jax or NumPy array."),
+    (attend(k=[[1.0, 2.0], [3.0]]), TypeError, "attention: k must be an array of numbers in one shape, got k of type list. Pass a jax or NumPy array."),
+    (attend(v=None), TypeError, "attention: v must be an array of numbers in one shape, got v of type NoneType. Pass a jax or NumPy array."),
+    (attend(q=ones(2, T, D)), ValueError, f"attention: q must have the axes [T, D], got q [2, 13, 5]. {ONE_HEAD}"),
+    (attend(k=ones(D)), ValueError, f"attention: k must have the axes [S, D], got k [5]. {ONE_HEAD}"),
+    (attend(v=ones()), ValueError, f"attention: v must have the axes [S, Dv], got v []. {ONE_HEAD}"),
+    (attend(q=whole(T, D)), TypeError, "attention: q must be floating point, got q int32[13, 5]. Convert it first: q.astype(jax.numpy.float32)."),
+    (attend(v=ones(S, Dv, dtype=bool)), TypeError, "attention: v must be floating point, got v bool[17, 3]. Convert it first: v.astype(jax.numpy.float32)."),
+    (attend(k=ones(S, D, dtype=np.complex64)), TypeError, "attention: k must be floating point, got k complex64[17, 5]. Convert it first: k.astype(jax.numpy.float32)."),
+    (attend(k=ones(S, 4)), ValueError, "attention: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
+    (attend(v=ones(16, Dv)), ValueError, "attention: k [S, D] and v [S, Dv] must agree in S, got k [17, 5] and v [16, 3]. Each key needs its one value: give k and v the same number of rows."),
+    (attend(q=ones(T, 0), k=ones(S, 0)), ValueError, "attention: D must be at least 1, got q [13, 0] and k [17, 0]. Give q and k at least one column."),
+    (attend(mask=ones(T, S)), TypeError, "attention: mask must be boolean, got mask float32[13, 17]. True lets a pair meet. An additive mask is a bias: pass it as bias."),
+    (attend(mask=ones(S, T, dtype=bool)), ValueError, "attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
+    (attend(mask=ones(1, T, S, dtype=bool)), ValueError, "attention: mask must broadcast to [T, S], got mask [1, 13, 17]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
+    (attend(mask=masks.dense(ones(S, T, dtype=bool))), ValueError, "attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
+    (attend(mask="causal"), TypeError, "attention: mask must be an array of numbers in one shape, got mask of type str. Pass a jax or NumPy array."),
+    (attend(bias=ones(T, S, dtype=bool)), TypeError, "attention: bias must be floating point, got bias bool[13, 17]. To say which pairs meet, pass booleans as mask."),
+    (attend(bias=ones(T, 4)), ValueError, "attention: bias must broadcast to [T, S], got bias [13, 4]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
+    (attend(sink=ones(S)), ValueError, "attention: sink must broadcast to [T], got sink [17]. Give each axis its full length or 1: [T] is [13] here."),
+    (attend(sink=whole(T)), TypeError, "attention: sink must be floating point, got sink int32[13]. Convert it first: sink.astype(jax.numpy.float32)."),
+    (attend(scale=ones(T)), TypeError, "attention: scale must be a real scalar, got scale float32[13]. Map over several with jax.vmap."),
+    (attend(scale=True), TypeError, "attention: scale must be a real scalar, got scale bool[]. Map over several with jax.vmap."),
+    (attend(mask=masks.causal()), ValueError, f"attention: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
+    (attend(mask=masks.causal(), score=lambda x, t, s: x * (t > 3).astype(x.dtype), q_positions=whole(T)), ValueError, f"attention: mask and score look at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no k_positions. {ALIGN}"),
+    (attend(q_positions=ones(T)), TypeError, "attention: q_positions must be integer, got q_positions float32[13]. Positions count tokens: pass whole numbers."),
+    (attend(k_positions=whole(T)), ValueError, "attention: k_positions must have the shape [S], got k_positions [13]. Give one position to each row of k: S is 17 here."),
+    (attend(score="cap"), TypeError, f"attention: score must be a function, got score of type str. {SCORE}"),
+    (attend(score=lambda x, t, s: t), TypeError, f"attention: score must return one real scalar, got score returning int32[]. {SCORE}"),
+    (attend(score=lambda x, t, s: (x, x)), TypeError, f"attention: score must return one real scalar, got score returning float32[] and float32[]. {SCORE}"),
+    (attend(score=lambda x, t, s: x + jnp.ones(3)), TypeError, f"attention: score must return one real scalar, got score returning float32[3]. {SCORE}"),
+    (attend(score=lambda x, t, s: None), TypeError, f"attention: score must return one real scalar, got score returning nothing. {SCORE}"),
+    (lambda: jattn.explain(Q[0], KEYS, V), ValueError, f"explain: q must have the axes [T, D], got q [5]. {ONE_HEAD}"),
+    # dot_product_attention
+    (many(implementation="cudnn"), NotImplementedError, "dot_product_attention: implementation must be None for now, got implementation 'cudnn'. Leave it out: implementation=None."),
+    (many(query=ones(T, D)), ValueError, f"dot_product_attention: query must have the axes [B, T, N, H], or these without B, got query [13, 5]. {AXES}"),
+    (many(value=ones(1, B, S, K, Dv)), ValueError, f"dot_product_attention: value must have the axes [B, S, K, Hv], or these without B, got value [1, 2, 17, 2, 3]. {AXES}"),
+    (many(query=QUERY[0]), ValueError, "dot_product_attention: query, key and value must agree in their axes, got query [13, 4, 5] and key [2, 17, 2, 5] and value [2, 17, 2, 3]. Give all three the axis B or none of them."),
+    (many(key=whole(B, S, K, D)), TypeError, "dot_product_attention: key must be floating point, got key int32[2, 17, 2, 5]. Convert it first: key.astype(jax.numpy.float32)."),
+    (many(value=ones(B, S, 1, Dv)), ValueError, "dot_product_attention: key and value must agree in B, S and K, got key [2, 17, 2, 5] and value [2, 17, 1, 3]. Each key needs its one value."),
+    (many(query=ones(3, T, N, D)), ValueError, "dot_product_attention: query and key must agree in B, got query [3, 13, 4, 5] and key [2, 17, 2, 5]. Repeat neither: give both the same batch, or map the smaller with jax.vmap."),
+    (many(query=ones(B, T, N, 7)), ValueError, "dot_product_attention: query and key must agree in H, got query [2, 13, 4, 7] and key [2, 17, 2, 5]. Project one of them to the width of the other."),
+    (many(query=ones(B, T, 3, D)), ValueError, "dot_product_attention: the query heads N must be a multiple of the K key heads, got query [2, 13, 3, 5] and key [2, 17, 2, 5]. Each key/value head serves the same number of query heads."),
+    (many(mask=ones(T, S, dtype=bool)), ValueError, "dot_product_attention: mask must have the axes [B, N, T, S] or [N, T, S], got mask [13, 17]. Spell out every axis: [1, 1, T, S] serves all the batch and all heads."),
+    (many(mask=ones(B, N, T, S)), TypeError, "dot_product_attention: mask must be boolean, got mask float32[2, 4, 13, 17]. True lets a pair meet. An additive mask is a bias: pass it as bias."),
+    (many(mask=masks.dense(ones(S, T, dtype=bool))), ValueError, "dot_product_attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
+    (many(mask=masks.causal()), ValueError, f"dot_product_attention: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
+    (many(is_causal=True, q_positions=whole(T)), ValueError, f"dot_product_attention: is_causal or local_window_size looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no k_positions. {ALIGN}"),
+    (many(bias=ones(B, 3, T, S)), ValueError, "dot_product_attention: bias must broadcast to [B, N, T, S], got bias [2, 3, 13, 17]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 17] here."),
+    (many(sink=ones(T)), ValueError, "dot_product_attention: sink must have the shape [] or [N], got sink [13]. Give one logit for all heads, or one a head: N is 4 here."),
+    (many(sink=whole(N)), TypeError, "dot_product_attention: sink must be floating point, got sink int32[4]. Convert it first: sink.astype(jax.numpy.float32)."),
+    (many(scale="big"), TypeError, "dot_product_attention: scale must be an array of numbers in one shape, got scale of type str. Pass a jax or NumPy array."),
+    (many(scale=ones(N)), TypeError, "dot_product_attention: scale must be a real scalar, got scale float32[4]. Map over several with jax.vmap."),
+    (many(key_value_seq_lengths=whole(N)), ValueError, "dot_product_attention: key_value_seq_lengths must have the shape [B], got key_value_seq_lengths [4]. Give one whole number for each: [B] is [2] here."),
+    (many(query_seq_lengths=ones(B)), TypeError, "dot_product_attention: query_seq_lengths must be integer, got query_seq_lengths float32[2]. It counts rows: pass whole numbers."),
+    (many(q_positions=whole(S), k_positions=whole(S)), ValueError, "dot_product_attention: q_positions must have the shape [B, T], got q_positions [17]. Give one whole number for each: [B, T] is [2, 13] here."),
+    (many(local_window_size=(1, 2, 3)), ValueError, "dot_product_attention: local_window_size must be two numbers of tokens, got local_window_size of 3 numbers. Pass (left, right), or one number for both."),
+    (many(local_window_size=-1), ValueError, "dot_product_attention: local_window_size must be at least 0, got local_window_size -1. Pass a Python int of at least 0."),
+    (many(local_window_size=1.5), TypeError, "dot_product_attention: local_window_size must be a whole number, got local_window_size of type float. Pass a Python int of at least 0."),
+    # merge
+    (lambda: jattn.merge(V, (V, V[:, 0])), TypeError, f"merge: a must be a pair (out, lse), got a of type ndarray. {PAIR}"),
+    (lambda: jattn.merge((V, V[:, 0]), (V,)), TypeError, f"merge: b must be a pair (out, lse), got b of type tuple. {PAIR}"),
+    (lambda: jattn.merge((V, V[:, 0]), (V, V)), ValueError, f"merge: lse_b must have the axes of out_b without the last, got out_b [17, 3] and lse_b [17, 3]. {PAIR}"),
+    (lambda: jattn.merge((V, V[:, 0]), (V[1:], V[1:, 0])), ValueError, "merge: the two partials must have one shape, got out_a [17, 3] and out_b [16, 3]. Merge partials of the same queries: broadcast a shared one first."),
+    (lambda: jattn.merge((V, whole(S)), (V, V[:, 0])), TypeError, "merge: lse_a must be floating point, got lse_a int32[17]. Convert it first: lse_a.astype(jax.numpy.float32)."),
+    # softmax
+    (lambda: jattn.softmax(whole(3)), TypeError, "softmax: x must be floating point, got x int32[3]. Convert it first: x.astype(jax.numpy.float32)."),
+    (lambda: jattn.log_softmax(ones(3, 2), axis=2), ValueError, "log_softmax: x must have the axis 2, got x [3, 2]. Choose an axis from -2 to 1."),
+    (lambda: jattn.softmax(ones()), ValueError, "softmax: x must have the axis -1, got x []. Give x at least one axis."),
+    # masks
+    (lambda: bool(masks.causal()), TypeError, "mask: a mask has no truth value, got causal(). Combine masks with & | ~ (not with and, or, not), and compare with `mask is None`."),
+    (lambda: masks.causal() & ones(T, S, dtype=bool), TypeError, "mask: both sides of & must be masks, got other of type ndarray. Wrap a boolean array first: masks.dense(array)."),
+    (lambda: masks.causal() | None, TypeError, "mask: both sides of | must be masks, got other of type NoneType. Wrap a boolean array first: masks.dense(array)."),
+    (lambda: masks.window(), ValueError, "window: left or right must be given, got left None and right None. Give a number of tokens to at least one side: window(left=3, right=0)."),
+    (lambda: masks.window(left=-1), ValueError, "window: left must be at least 0, got left -1. Pass a Python int of at least 0."),
+    (lambda: masks.window(right=1.0), TypeError, "window: right must be a whole number, got right of type float. Pass a Python int of at least 0."),
+    (lambda: masks.window(right=True), TypeError, "window: right must be a whole number, got right of type bool. Pass a Python int of at least 0."),
+    (lambda: masks.lengths(), ValueError, "lengths: q or k must be given, got q None and k None. Say how many rows are filled: lengths(k=5)."),
+    (lambda: masks.lengths(k=whole(3)), ValueError, "lengths: k must be a scalar, got k [3]. Pass one length; map over a batch of them with jax.vmap."),
+    (lambda: masks.lengths(q=2.0), TypeError, "lengths: q must be integer, got q float32[]. A length counts rows: pass a whole number."),
+    (lambda: masks.dense(ones(T, S)), TypeError, "dense: array must be boolean, got array float32[13, 17]. True lets a pair meet. An additive mask is a bias: attention(bias=...)."),
+    (lambda: masks.dense(ones(S, dtype=bool)), ValueError, "dense: array must have the axes [T, S], got array [17]. Map over a batch or heads with jax.vmap."),
+    (lambda: masks.to_dense(ones(T, S, dtype=bool), T, S), TypeError, "to_dense: mask must be a mask, got mask of type ndarray. Make one with jattn.masks, or wrap a boolean array: masks.dense(array)."),
+    (lambda: masks.to_dense(masks.causal(), -1, S), ValueError, "to_dense: T must be at least 0, got T -1. Pass a Python int of at least 0."),
+    (lambda: masks.to_dense(~masks.dense(ones(2, 3, dtype=bool)), T, S), ValueError, "to_dense: mask must broadcast to [T, S], got mask [2, 3]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
+    (lambda: masks.to_dense(masks.causal(), T, S), ValueError, f"to_dense: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
+]  # fmt: skip
+NAMES = [message.split(", got")[0] for _, _, message in TABLE]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), TABLE, ids=NAMES)
+def test_each_refusal_is_word_for_word(call, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$") as caught:
+        call()
+    assert caught.type is error
+
+
+FORM = re.compile(r"^[a-z_]+: .+, got (?P<got>.+?)\. [A-Z].+\.$")
+
+
+def test_each_refusal_has_the_form_and_shows_no_contents():
+    for _, _, message in TABLE:
+        assert FORM.match(message), message
+        assert not re.search(r"got .*(array\(|1\., 1\.|True, True)", message), message
+    assert not FORM.match("attention: q is wrong.")
+    assert not FORM.match("q must be [T, D], got q [3]. Reshape it.")
+
+
+def test_no_refusal_prints_the_contents_of_an_array():
+    """Whatever is passed, 424242 is not in the message."""
+    marked = np.full((T, D + 1), 424242.0, np.float32)
+    for call in (
+        attend(q=marked),
+        attend(q=marked.astype(np.int32)),
+        attend(bias=marked),
+        attend(mask=marked),
+        attend(scale=marked[0]),
+        attend(sink=marked),
+        lambda: jattn.merge((marked, marked), (marked, marked)),
+        lambda: masks.lengths(k=marked),
+        lambda: masks.causal() & marked,
+        lambda: masks.to_dense(marked, T, S),
+        lambda: bool(masks.dense(marked > 0) & masks.lengths(k=jnp.array(424242))),
+    ):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            call()
+        assert "4242" not in str(caught.value)
+    with pytest.raises(TypeError, match="424242"):  # the control: a number of the caller's own writing is its name
+        bool(masks.window(left=424242))
+
+
+@pytest.mark.parametrize("name", ["q", "mask", "bias", "positions"])
+def test_refusals_are_the_same_inside_jit_and_vmap(name):
+    bad = {
+        "q": {"q": ones(2, T, 4)},
+        "mask": {"mask": ones(2, T, 4, dtype=bool)},
+        "bias": {"bias": ones(2, T, 4)},
+        "positions": {"q_positions": whole(2, T), "mask": masks.causal()},
+    }[name]
+    alone = {n: x if isinstance(x, masks.Mask) else x[0] for n, x in bad.items()}
+    axes = {n: None if isinstance(x, masks.Mask) else 0 for n, x in bad.items()}
+    with pytest.raises(ValueError, match=r"^attention: ") as want:
+        attend(**alone)()
+    mapped = jax.jit(jax.vmap(lambda x: attend(**x)(), (axes,)))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(want.value))}"):  # JAX may add a line of its own
+        mapped(bad)
+
+
+# Each place in the code that refuses is reached by a row of the table.
+
+PACKAGE = Path(jattn.__file__).parent
+PICTURES = {"figures", "console", "page"}  # they draw what they are given, and have tests of their own
+NO_REFUSAL = {
+    "raise NotImplementedError",
+    "raise error(f'{where}: {must}, got {seen}. {remedy}')",
+}  # abstract; fail itself
+
+
+def refusals(source, module):
+    """The lines on which a module refuses something: a raise, or a call of `fail` or of what it is known as."""
+    for node in ast.walk(ast.parse(source)):
+        if (isinstance(node, ast.Call) and ast.unparse(node.func) in ("fail", "_checks.fail")) or (
+            isinstance(node, ast.Raise) and ast.unparse(node) not in NO_REFUSAL
+        ):
+            yield module, range(node.lineno, node.end_lineno + 1)
+
+
+def reached(call):
+    """The lines of this package through which a refusal passed."""
+    try:
+        call()
+    except Exception as refusal:
+        trace = refusal.__traceback__
+        while trace:
+            file = Path(trace.tb_frame.f_code.co_filename)
+            if file.parent == PACKAGE:
+                yield file.stem, trace.tb_lineno
+            trace = trace.tb_next
+
+
+def unreached(sites, lines):
+    return [(module, span.start) for module, span in sites if not any((module, line) in lines for line in span)]
+
+
+def test_each_place_that_refuses_is_in_the_table():
+    files = [f for f in PACKAGE.rglob("*.py") if f.stem not in PICTURES]
+    sites = [site for f in files for site in refusals(f.read_text(), f.stem)]
+    assert len(sites) > 30
+    lines = {line for call, _, _ in TABLE for line in reached(call)}
+    assert unreached(sites, lines) == []
+    fewer = {line for call, _, _ in TABLE[1:-1] for line in reached(call) if line[0] != "partials"}
+    assert {module for module, _ in unreached(sites, fewer)} == {"partials"}
+
+
+def test_a_refusal_in_the_code_is_seen():
+    source = "def f(x):\n    _checks.fail(\n        ValueError)\n    raise TypeError('x')\n    fail(x)\n"
+    assert sorted((s.start, s.stop) for _, s in refusals(source, "new")) == [(2, 4), (4, 5), (5, 6)]

@@ -1,0 +1,215 @@
+"""The public face: the names, what is said about each, and what importing them leaves alone."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import types
+from importlib import resources
+
+import jax
+import numpy as np
+import pytest
+
+import jattn
+
+ALL = [
+    "Steps",
+    "attention",
+    "dot_product_attention",
+    "explain",
+    "log_softmax",
+    "masks",
+    "merge",
+    "reference",
+    "softmax",
+]
+MASKS = ["causal", "dense", "lengths", "to_dense", "window"]
+EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
+
+
+def modules():
+    """jattn and every module in it."""
+    names = [m.name for m in pkgutil.walk_packages(jattn.__path__, "jattn.")]
+    return {name: importlib.import_module(name) for name in ["jattn", *names]}
+
+
+def public_functions():
+    """Each public function by the name under which it is found."""
+    spaces = {"jattn": jattn} | {f"jattn.{n}": m for n in jattn.__all__ if inspect.ismodule(m := getattr(jattn, n))}
+    for space, module in spaces.items():
+        for name, f in vars(module).items():
+            here = module is jattn or getattr(f, "__module__", "") == module.__name__
+            if inspect.isfunction(f) and here and not name.startswith("_"):
+                yield f"{space}.{name}", f
+
+
+FUNCTIONS = dict(public_functions())
+
+
+def test_the_names_are_these():
+    assert jattn.__all__ == ALL
+    assert all(hasattr(jattn, name) for name in ALL)
+
+
+def test_the_functions_that_are_documented_are_all_of_them():
+    wanted = {f"jattn.{n}" for n in ALL if inspect.isfunction(getattr(jattn, n))}
+    wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
+    assert set(FUNCTIONS) == wanted
+
+
+def test_attention_keeps_the_contract():
+    parameters = inspect.signature(jattn.attention).parameters
+    assert list(parameters)[:3] == ["q", "k", "v"]
+    keywords = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert keywords == set(parameters) - {"q", "k", "v"}, "everything after v is by keyword"
+    positions = {"q_positions", "k_positions"}
+    assert {"mask", "score", "bias", "sink", "scale", "return_lse"} | positions <= keywords
+    assert {"mask", "score", "bias", "scale"} <= set(inspect.signature(jattn.explain).parameters)
+    assert list(inspect.signature(jattn.merge).parameters) == ["a", "b"]
+    assert jattn.Steps._fields == ("scores", "scaled", "weights", "out")
+    assert list(inspect.signature(jattn.masks.window).parameters) == ["left", "right"]
+    assert list(inspect.signature(jattn.masks.lengths).parameters) == ["q", "k"]
+    assert list(inspect.signature(jattn.masks.to_dense).parameters)[:3] == ["mask", "T", "S"]
+
+
+def test_dot_product_attention_begins_with_the_signature_of_jax_nn():
+    theirs = inspect.signature(jax.nn.dot_product_attention).parameters
+    ours = inspect.signature(jattn.dot_product_attention).parameters
+
+    def calls(parameters):
+        return [(p.name, p.kind, p.default) for p in parameters]
+
+    assert calls(list(ours.values())[: len(theirs)]) == calls(theirs.values())
+    further = list(ours.values())[len(theirs) :]
+    assert {"score", "sink", "q_positions", "k_positions"} <= {p.name for p in further}
+    assert all(p.kind is p.KEYWORD_ONLY and p.default in (None, 0.0, False) for p in further)
+
+
+def flaws(name, f):
+    """What STYLE asks of a public docstring and this one has not."""
+    doc = inspect.getdoc(f) or ""
+    paragraphs = doc.split("\n\n")
+    sections = {line.split(":")[0] for line in doc.splitlines() if line and not line.startswith(" ") and ":" in line}
+    if not doc:
+        yield "no docstring"
+    if "\n" in paragraphs[0] or not paragraphs[0].endswith("."):
+        yield "does not begin with one sentence on one line"
+    asked = {"Returns", "Example"}
+    parameters = inspect.signature(f).parameters.values()
+    if any(p.kind is not p.VAR_KEYWORD for p in parameters) and name != "jattn.reference.attention":
+        asked.add("Args")
+    source = inspect.getsource(f)
+    if re.search(r"_checks\.(?!wide\b)|\braise ", source):
+        asked.add("Raises")
+    yield from (f"no section {section}" for section in sorted(asked - sections))
+    if "Args" in asked & sections:
+        listed = doc.split("Args:")[1].split("\n\n")[0]
+        yield from (
+            f"does not speak of {p.name}" for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in listed
+        )
+    if not any(e.want for e in doctest.DocTestParser().get_examples(doc)):
+        yield "no example that shows a result"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_function_says_what_it_does_and_shows_it(name):
+    assert list(flaws(name, FUNCTIONS[name])) == []
+
+
+@pytest.mark.parametrize("name", ["attention", "explain", "dot_product_attention", "merge", "softmax", "log_softmax"])
+def test_each_function_on_arrays_says_its_memory_and_its_source(name):
+    doc = inspect.getdoc(getattr(jattn, name))
+    assert "\nMemory: " in doc
+    assert "\nSource: " in doc
+
+
+def test_a_poor_docstring_is_caught():
+    def poor(x, y):
+        """Does something"""
+        if x:
+            raise ValueError
+
+    def silent(x):
+        return x
+
+    def dull(x):
+        """One sentence.
+
+        Args:
+          x: a number.
+
+        Returns:
+          It.
+
+        Example:
+          >>> 1 + 1
+          2
+        """
+        return x
+
+    missing = {"no section Args", "no section Returns", "no section Example", "no section Raises"}
+    assert missing | {"no example that shows a result"} < set(flaws("poor", poor))
+    assert "no docstring" in set(flaws("silent", silent))
+    assert list(flaws("dull", dull)) == []
+    dull.__doc__ = dull.__doc__.replace("x: a number", "a number").replace(">>> ", "")
+    assert set(flaws("dull", dull)) == {"does not speak of x", "no example that shows a result"}
+
+
+def homonyms(package, loaded):
+    """Modules that bear the name of a function the package re-exports: one of the two would hide the other."""
+    functions = {n for n, x in vars(package).items() if callable(x)}
+    return {name for name in loaded if name.rpartition(".")[2] in functions}
+
+
+def test_no_module_bears_the_name_of_a_function():
+    files = [f.name.removesuffix(".py") for f in resources.files("jattn").iterdir() if f.name.endswith(".py")]
+    assert homonyms(jattn, [f"jattn.{name}" for name in files]) == set()
+    assert homonyms(jattn, ["jattn.attention", "jattn.door"]) == {"jattn.attention"}  # such a one would be seen
+
+
+def test_the_package_says_that_it_is_typed():
+    assert resources.files("jattn").joinpath("py.typed").is_file()
+
+
+FRESH = f"""
+import sys
+before = set(sys.modules)
+import jax
+settings = dict(jax.config.values)
+import jattn
+changed = {{name for name, value in jax.config.values.items() if settings.get(name) != value}}
+loaded = {{name for name in {EXTRAS!r} if name in sys.modules}}
+print(jax.config.jax_enable_x64, sorted(changed), sorted(loaded), len(jax._src.xla_bridge._backends))
+{{planted}}
+print(jax.config.jax_enable_x64, sorted(name for name in {EXTRAS!r} if name in sys.modules))
+"""
+
+
+def test_importing_pulls_in_no_extra_and_changes_no_setting():
+    planted = "import rich; jax.config.update('jax_enable_x64', True)"
+    code = FRESH.replace("{planted}", planted)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ours, control = done.stdout.splitlines()
+    assert ours == "False [] [] 0", "x64 off, no setting changed, no extra, no backend started"
+    assert control == "True ['rich']"
+
+
+def mutable(module):
+    """Names in a module that hold a thing which can be changed in place."""
+    for name, x in vars(module).items():
+        if name.startswith("__"):
+            continue
+        if isinstance(x, list | dict | set | bytearray | np.ndarray) or hasattr(x, "cache_clear"):
+            yield name
+
+
+def test_no_module_keeps_a_state():
+    assert {name: list(mutable(m)) for name, m in modules().items() if list(mutable(m))} == {}
+    planted = types.ModuleType("planted")
+    planted.cache, planted.seen, planted.table, planted.word = {}, [], np.zeros(2), "word"
+    assert set(mutable(planted)) == {"cache", "seen", "table"}
