@@ -12,7 +12,7 @@ reference               the definition, dense, on one page
 from jattn import masks, reference
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
-from jattn.door import attention, explain
+from jattn.door import attention, explain, weights_of
 from jattn.partials import merge
 from jattn.reference import Steps
 
@@ -28,4 +28,5 @@ __all__ = [
     "merge",
     "reference",
     "softmax",
+    "weights_of",
 ]

@@ -6,6 +6,7 @@ ValueError speaks of shapes and values, TypeError of dtypes and kinds, NotImplem
 is planned. No message prints the contents of an array.
 """
 
+import inspect
 import operator
 from typing import Any, NoReturn
 
@@ -127,8 +128,8 @@ def count(where: str, name: str, x: Any, *, least: int = 0) -> int:
 
 def positions(
     where: str, T: int, S: int, q_positions: Any, k_positions: Any, seekers: tuple[str, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """Where each row of q and of k stands in the sequence, in tokens; by default 0, 1, 2, …."""
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Where each row of q and of k stands in the sequence, in tokens, or None: each at its row number."""
     both_positions(where, T, S, q_positions, k_positions, seekers)
     return _positions(where, "q", T, q_positions), _positions(where, "k", S, k_positions)
 
@@ -150,9 +151,9 @@ def both_positions(where: str, T: int, S: int, q_positions: Any, k_positions: An
         fail(ValueError, where, must, remedy, T=str(T), S=str(S), no=" and no ".join(missing))
 
 
-def _positions(where: str, side: str, length: int, given: Any) -> jax.Array:
+def _positions(where: str, side: str, length: int, given: Any) -> jax.Array | None:
     if given is None:
-        return jnp.arange(length, dtype=jnp.int32)
+        return None
     name, axis = f"{side}_positions", {"q": "T", "k": "S"}[side]
     x = array(where, name, given)
     kind(where, name, x, jnp.integer, "Positions count tokens: pass whole numbers.")
@@ -167,6 +168,11 @@ def score_looks_at_positions(where: str, score: Any, dtype: Any) -> bool:
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
     if not callable(score):
         fail(TypeError, where, "score must be a function", remedy, score=f"of type {type(score).__name__}")
+    try:
+        inspect.signature(score).bind(0, 0, 0)
+    except TypeError:
+        got = f"with the arguments {inspect.signature(score)}"
+        fail(TypeError, where, "score must take three scalars", remedy, score=got)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     jaxpr = jax.make_jaxpr(score)(x, i, i)
     out = jaxpr.out_avals

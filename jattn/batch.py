@@ -30,6 +30,9 @@ def dot_product_attention(
     sink: ArrayLike | None = None,
     q_positions: ArrayLike | None = None,
     k_positions: ArrayLike | None = None,
+    dropout_rate: Numeric = 0.0,
+    dropout_key: jax.Array | None = None,
+    tile: tuple[int, int] | None = None,
 ) -> Any:
     """Attention over a batch of heads, under the signature of jax.nn.dot_product_attention.
 
@@ -54,6 +57,9 @@ def dot_product_attention(
       q_positions: integers [T] or [B, T], where each query stands, in tokens; 0, 1, 2, … if None.
       k_positions: integers [S] or [B, S], likewise. Both are needed where T ≠ S and `mask` or `score` looks at
         them; is_causal and local_window_size count from the first rows without them.
+      dropout_rate: as in `attention`.
+      dropout_key: a key of jax.random, split for each head of each example.
+      tile: as in `attention`.
 
     Returns:
       [B, T, N, Hv] in the dtype of value, or with the residual (that, [B, T, N]), float32 or wider and
@@ -66,7 +72,7 @@ def dot_product_attention(
       ValueError: shapes do not fit; or positions are missing where they matter.
       NotImplementedError: an implementation other than None.
 
-    Memory: B · N · T · S, several times.
+    Memory: linear in T and S, as `attention`; heads and examples are walked a few at a time.
 
     Source: the signature of jax.nn.dot_product_attention, JAX 0.10; Ainslie et al. 2023, "GQA", for grouped heads.
 
@@ -107,23 +113,29 @@ def dot_product_attention(
     if seekers or (one_sided and (q_positions is None) != (k_positions is None)):
         _checks.both_positions(_WHERE, T, S, q_positions, k_positions, seekers or ("is_causal or local_window_size",))
     for name, given, axes, n in (("q_positions", q_positions, "T", T), ("k_positions", k_positions, "S", S)):
-        # jax.nn counts both sides from their first rows.
-        x = jnp.arange(n, dtype=jnp.int32) if given is None else given
-        per_head[name] = _per_row(name, x, (B, n), f"[B, {axes}]", "tokens")
+        if given is not None:  # without them both sides count from their first rows, as in jax.nn
+            per_head[name] = _per_row(name, given, (B, n), f"[B, {axes}]", "tokens")
+    dropout = door.dropout(_WHERE, dropout_rate, dropout_key)
+    if dropout is not None:
+        keys = jax.random.split(dropout[0], (B, K, N // K))
+        per_head["dropout_key"] = _Mapped(keys, (0, 0, 0))
 
+    sizes = door.tile_of(_WHERE, tile)
     if is_causal:
         shared = _and(shared, masks.causal())
     if local_window_size is not None:
         shared = _and(shared, _window(local_window_size))
 
-    def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, jax.Array]) -> Any:
+    def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
         allowed = shared
         if "mask" in own:
             allowed = _and(allowed, masks.dense(own.pop("mask")))
         filled = own.pop("query_seq_lengths", None), own.pop("key_value_seq_lengths", None)
         if any(n is not None for n in filled):
             allowed = _and(allowed, masks.lengths(*filled))
-        return door.attention(q, k, v, mask=allowed, score=score, scale=scale, return_lse=True, **own)
+        if dropout is not None:
+            own["dropout"] = (own.pop("dropout_key"), dropout[1])
+        return door.attend(q, k, v, mask=allowed, score=score, scale=scale, tile=sizes, **own)
 
     # Outermost the batch, then key/value heads, then the query heads that share one; a key/value head is
     # never repeated in memory, and neither is an option that has one entry for all.
@@ -200,7 +212,7 @@ def _pairs(name: str, x: jax.Array, full: tuple[int, int, int, int], K: int) -> 
 
 def _sink(x: Any, N: int, K: int) -> _Mapped:
     """A sink for all heads, or one a head."""
-    x = _checks.array(_WHERE, "sink", x)
+    x = _checks.array(_WHERE, "sink", float(x) if type(x) is int else x)
     _checks.floating(_WHERE, sink=x)
     if x.ndim == 0:
         return _Mapped(x, (None, None, None))

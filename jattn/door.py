@@ -1,17 +1,25 @@
 """The door: attention for one head.
 
-Everything a caller may get wrong is caught here, by name; inside, shapes and dtypes are trusted.
+Everything a caller may get wrong is caught here, by name; inside, shapes and dtypes are trusted. Here the forward
+fold is married to its derivative, and both to the tiles that they walk.
 """
 
+import dataclasses
+from functools import partial
 from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from jattn import _checks, masks, reference
 from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
+from jattn._walk import walk
+from jattn.blockwise import Fold
+from jattn.derivatives import Tangents
 from jattn.masks import Mask
 from jattn.reference import Steps
+from jattn.tiles import Operands, Plan, tile_sizes
 
 
 @overload
@@ -28,6 +36,9 @@ def attention(
     q_positions: Int[ArrayLike, " T"] | None = ...,
     k_positions: Int[ArrayLike, " S"] | None = ...,
     return_lse: Literal[False] = ...,
+    dropout_rate: Numeric = ...,
+    dropout_key: Array | None = ...,
+    tile: tuple[int, int] | None = ...,
 ) -> Float[Array, "T Dv"]: ...
 @overload
 def attention(
@@ -43,6 +54,9 @@ def attention(
     q_positions: Int[ArrayLike, " T"] | None = ...,
     k_positions: Int[ArrayLike, " S"] | None = ...,
     return_lse: Literal[True],
+    dropout_rate: Numeric = ...,
+    dropout_key: Array | None = ...,
+    tile: tuple[int, int] | None = ...,
 ) -> tuple[Float[Array, "T Dv"], Float[Array, " T"]]: ...
 def attention(
     q: Any,
@@ -57,6 +71,9 @@ def attention(
     q_positions: Any = None,
     k_positions: Any = None,
     return_lse: bool = False,
+    dropout_rate: Any = 0.0,
+    dropout_key: Any = None,
+    tile: tuple[int, int] | None = None,
 ) -> Any:
     """Attention of T queries over S keys: each output is a mean of the values, weighted by how well key meets query.
 
@@ -72,14 +89,19 @@ def attention(
       mask: whether a pair meets: a value of `jattn.masks`, or booleans that broadcast to [T, S].
       score: what a meeting is worth: f(score, q_position, k_position) -> score on scalars, closing over
         whatever arrays it likes.
-      bias: added after the score, broadcastable to [T, S]. An entry of −inf hides a pair; a learned one has
-        its gradient.
+      bias: added after the score, broadcastable to [T, S]. An entry of −inf gives a pair no weight (only
+        a mask also hides a NaN behind it); a learned one has its gradient.
       sink: a logit that joins the denominator and brings no value, a scalar or [T].
       scale: what the dot products are multiplied by, a real scalar, possibly traced; 1/√D if None.
       q_positions: integers [T], where each query stands in the sequence, in tokens; 0, 1, 2, … if None.
       k_positions: integers [S], likewise. Both are needed where T ≠ S and `mask` or `score` looks at them.
       return_lse: also return the logarithm of each row's denominator, which makes the result a partial that
         `merge` can join.
+      dropout_rate: the share of weights, 0 ≤ rate < 1, that are set to zero, the others divided by 1 − rate; lse is
+        that of the whole row.
+      dropout_key: a key of jax.random, needed where the rate is not 0. A pair's lot depends on the key and its two
+        row numbers alone, so that it is the same in every derivative and for every tile.
+      tile: how many queries and how many keys make a tile; chosen from the shapes if None (`jattn.tiles.tile_sizes`).
 
     Returns:
       out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.
@@ -91,9 +113,11 @@ def attention(
       TypeError: q, k, v or bias is not floating point; mask is not boolean; score is not a function.
       ValueError: shapes do not fit; or positions are missing where they matter.
 
-    Memory: T × S, several times.
+    Memory: linear in T and S: the inputs, the outputs and a few tiles, for the value and for each derivative. A
+      dense mask or bias is the caller's own T × S.
 
-    Source: Vaswani et al. 2017, "Attention is all you need", eq. 1.
+    Source: Vaswani et al. 2017, "Attention is all you need", eq. 1; Rabe and Staats 2021, "Self-attention does not
+      need O(n²) memory"; Dao et al. 2022, "FlashAttention".
 
     Example:
       >>> import jax, jax.numpy as jnp, jattn
@@ -107,8 +131,78 @@ def attention(
     where = "attention"
     q, k, v = _checks.one_head(where, q, k, v)
     options = _options(where, q, k, v, mask, score, bias, sink, scale, q_positions, k_positions)
-    out, lse = reference.attention(q, k, v, **options)
+    dropping, sizes = dropout(where, dropout_rate, dropout_key), tile_of(where, tile)
+    out, lse = attend(q, k, v, **options, dropout=dropping, tile=sizes)
     return (out, lse) if return_lse else out
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: jax.Array | None = None,
+    sink: jax.Array | None = None,
+    scale: jax.Array | None = None,
+    q_positions: jax.Array | None = None,
+    k_positions: jax.Array | None = None,
+    dropout: tuple[jax.Array, jax.Array] | None = None,
+    tile: tuple[int, int] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`attention` behind its checks: (out, lse) of arguments that fit. Positions that are not given are row numbers."""
+    T, S, dtype = q.shape[0], k.shape[0], _checks.wide(q, k, v)
+    if T == 0 or S == 0:  # no tile at all: the definition is short enough
+        allowed = None if mask is None else jnp.zeros((T, S), bool)
+        return reference.attention(q, k, v, mask=allowed, sink=sink)
+    q_tile, k_tile = tile or tile_sizes(T, S)
+    closed, captured = (None, ()) if score is None else _close(score, dtype)
+    scale = jnp.asarray(q.shape[1] ** -0.5, dtype) if scale is None else scale
+    if sink is not None and sink.shape != (T,):
+        sink = sink.reshape(())
+    x = Operands(q, k, v, bias, sink, scale, captured, mask, q_positions, k_positions, dropout)
+    out, m, log_sum = _attend(Plan(T, S, min(q_tile, T), min(k_tile, S), dtype, closed), x)
+    return out.astype(v.dtype), m + log_sum
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _attend(plan: Plan, x: Operands) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(out, m, log_sum) with lse = m + log_sum; m counts as a constant, and log_sum carries the derivative of lse."""
+    leaves, tree = jax.tree.flatten(x)
+    out, m, log_sum = walk(Fold(plan, tree), *leaves)
+    return out, m, log_sum
+
+
+@partial(_attend.defjvp, symbolic_zeros=True)
+def _attend_jvp(plan: Plan, primals: tuple[Operands], tangents: tuple[Any]) -> Any:
+    (x,), (x_dot,) = primals, tangents
+    out, m, log_sum = _attend(plan, x)
+    leaves, tree = jax.tree.flatten(x)
+    dots = jax.tree.leaves(x_dot, is_leaf=lambda t: isinstance(t, SymbolicZero))
+    over = tuple(i for i, t in enumerate(dots) if not isinstance(t, SymbolicZero))
+    moved = [dots[i] for i in over]
+    out_dot, lse_dot = walk(Tangents(plan, tree, over), *leaves, out, m, log_sum, *moved)
+    return (out, m, log_sum), (out_dot, jnp.zeros_like(m), lse_dot)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Closed:
+    """A score as a function of what it captured and of three scalars."""
+
+    jaxpr: Any
+    dtype: Any
+
+    def __call__(self, captured: Any, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        (out,) = jax.core.eval_jaxpr(self.jaxpr, captured, score, t, s)
+        return out.astype(self.dtype)
+
+
+def _close(score: Score, dtype: Any) -> tuple[_Closed, tuple[jax.Array, ...]]:
+    """The score with the arrays that it closes over made arguments, so that they have their derivatives."""
+    i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
+    closed = jax.make_jaxpr(score)(x, i, i)
+    return _Closed(closed.jaxpr, dtype), tuple(map(jnp.asarray, closed.consts))
 
 
 def explain(
@@ -155,7 +249,7 @@ def explain(
     """
     q, k, v = _checks.one_head("explain", q, k, v)
     options = _options("explain", q, k, v, mask, score, bias, None, scale, q_positions, k_positions)
-    return reference.steps(q, k, v, **options)[0]
+    return reference.steps(q, k, v, **_dense(q.shape[0], k.shape[0], options))[0]
 
 
 def _options(
@@ -182,18 +276,137 @@ def _options(
     if bias is not None:
         bias = _checks.bias(where, bias)
         _checks.broadcastable(where, "bias", bias, (T, S), "[T, S]")
+        bias = jnp.atleast_2d(bias)
     if sink is not None:
-        sink = _checks.array(where, "sink", sink)
+        sink = _checks.array(where, "sink", float(sink) if type(sink) is int else sink)
         _checks.floating(where, sink=sink)
         _checks.broadcastable(where, "sink", sink, (T,), "[T]")
     if scale is not None:
         scale = _checks.scalar(where, "scale", scale, "Map over several with jax.vmap.")
     who = seekers(where, mask, score, _checks.wide(q, k, v))
     q_pos, k_pos = _checks.positions(where, T, S, q_positions, k_positions, who)
-    if mask is not None:
-        mask = mask.pairs(masks.Rows(0, q_pos), masks.Rows(0, k_pos))
     positions = {"q_positions": q_pos, "k_positions": k_pos}
     return {"mask": mask, "score": score, "bias": bias, "sink": sink, "scale": scale, **positions}
+
+
+def _dense(T: int, S: int, options: dict[str, Any]) -> dict[str, Any]:
+    """The options in the form that the reference takes: the mask and the positions written out."""
+    q_pos, k_pos = (
+        jnp.arange(n, dtype=jnp.int32) if options[name] is None else options[name]
+        for n, name in ((T, "q_positions"), (S, "k_positions"))
+    )
+    mask = options["mask"]
+    if mask is not None:
+        mask = mask.pairs(masks.Rows(0, q_pos), masks.Rows(0, k_pos))
+    return {**options, "mask": mask, "q_positions": q_pos, "k_positions": k_pos}
+
+
+def dropout(where: str, rate: Any, key: Any) -> tuple[jax.Array, jax.Array] | None:
+    """(key, rate), or None where nothing is dropped."""
+    if isinstance(rate, (int, float)) and not 0 <= rate < 1:
+        remedy = "Give the share of weights to drop; 0 drops none."
+        _checks.fail(
+            ValueError, where, "dropout_rate must be at least 0 and less than 1", remedy, dropout_rate=str(rate)
+        )
+    if isinstance(rate, (int, float)) and rate == 0:
+        return None
+    rate = _checks.scalar(where, "dropout_rate", rate, "Map over several with jax.vmap.")
+    remedy = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
+    if key is None:
+        _checks.fail(
+            ValueError, where, "dropout_key must be given where dropout_rate is not 0", remedy, dropout_key="None"
+        )
+    key = _checks.array(where, "dropout_key", key)
+    old_style = key.dtype == jnp.uint32 and key.ndim == 1
+    if not (old_style or (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0)):
+        got = {"dropout_key": f"{key.dtype}{_checks.shape(key)}"}
+        _checks.fail(TypeError, where, "dropout_key must be one key", remedy, **got)
+    return (jax.random.wrap_key_data(key) if old_style else key), rate
+
+
+def tile_of(where: str, tile: Any) -> tuple[int, int] | None:
+    """Two sizes, or None for those that `tile_sizes` chooses."""
+    if tile is None:
+        return None
+    remedy = "Pass (queries, keys), multiples of 16, as in tile=(256, 512)."
+    if not isinstance(tile, tuple) or len(tile) != 2:
+        got = {"tile": f"of type {type(tile).__name__}"}
+        _checks.fail(TypeError, where, "tile must be a pair of numbers of rows", remedy, **got)
+    q, k = (_checks.count(where, "tile", n, least=1) for n in tile)
+    if q % 16 or k % 16:
+        _checks.fail(ValueError, where, "tile must be multiples of 16", remedy, tile=f"({q}, {k})")
+    return q, k
+
+
+def weights_of(
+    q: Any,
+    k: Any,
+    lse: Any,
+    rows: Any = None,
+    *,
+    mask: Any = None,
+    score: Score | None = None,
+    bias: Any = None,
+    scale: Any = None,
+    q_positions: Any = None,
+    k_positions: Any = None,
+) -> Float[Array, "R S"]:
+    """The attention weights of chosen queries, recomputed from their log-sum-exp.
+
+        w_rs = exp(l_rs − lse_r)
+
+    One head, no batch: map with jax.vmap.
+
+    Args:
+      q: [T, D]. k: [S, D].
+      lse: [T], as `attention(..., return_lse=True)` gave it for the same options, a sink's share included.
+      rows: integers [R], which rows of q; all of them if None.
+      mask, score, bias, scale, q_positions, k_positions: as in `attention`.
+
+    Returns:
+      [R, S], in float32 or wider. A query that met nothing has weights 0. Each weight carries the rounding error of
+      its logit and of lse, |lse|·eps relative: where logits are as large as 1e6 in float32, use `explain`.
+
+    Raises:
+      TypeError, ValueError: as `attention`; or lse has not the shape [T], or rows are not integers [R].
+
+    Memory: R · S.
+
+    Source: Dao et al. 2022, "FlashAttention", section 3.1, where the backward pass recomputes its weights so.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jattn
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 6, 4))
+      >>> out, lse = jattn.attention(q, k, v, return_lse=True)
+      >>> w = jattn.weights_of(q, k, lse, jnp.array([2]))
+      >>> bool(jnp.allclose((w @ v)[0], out[2], atol=1e-6))
+      True
+    """
+    where = "weights_of"
+    lse = _checks.array(where, "lse", lse)
+    q, k, _ = _checks.one_head(where, q, k, k)
+    options = _options(where, q, k, k, mask, score, bias, None, scale, q_positions, k_positions)
+    T, S = q.shape[0], k.shape[0]
+    _checks.floating(where, lse=lse)
+    if lse.shape != (T,):
+        remedy = "Pass what attention(..., return_lse=True) returned for this q."
+        _checks.fail(ValueError, where, "lse must have the shape [T]", remedy, q=q, lse=lse)
+    rows = jnp.arange(T, dtype=jnp.int32) if rows is None else _checks.array(where, "rows", rows)
+    _checks.kind(where, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
+    _checks.rank(where, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    full = _dense(T, S, {**options, "mask": None})
+
+    def one(r: jax.Array) -> jax.Array:
+        here = {**full, "mask": None, "sink": None, "q_positions": full["q_positions"][r][None]}
+        if options["mask"] is not None:
+            rows_k = masks.Rows(0, full["k_positions"])
+            here["mask"] = options["mask"].pairs(masks.Rows(r, here["q_positions"]), rows_k)
+        if options["bias"] is not None:
+            here["bias"] = options["bias"] if options["bias"].shape[0] == 1 else options["bias"][r][None]
+        logits = reference.steps(q[r][None], k, k[:, :0], **here)[0].scaled[0]
+        return jnp.exp(jnp.where(logits == -jnp.inf, -jnp.inf, logits - jnp.where(lse[r] == -jnp.inf, 0, lse[r])))
+
+    return jax.vmap(one)(rows)
 
 
 def seekers(where: str, mask: Mask | None, score: Score | None, dtype: Any) -> tuple[str, ...]:

@@ -437,4 +437,6 @@ def to_dense(mask: Mask, T: int, S: int, *, q_positions: Any = None, k_positions
     mask.fits("to_dense", T, S)
     seekers = ("mask",) if mask.looks_at_positions else ()
     q_pos, k_pos = _checks.positions("to_dense", T, S, q_positions, k_positions, seekers)
+    q_pos = jnp.arange(T, dtype=jnp.int32) if q_pos is None else q_pos
+    k_pos = jnp.arange(S, dtype=jnp.int32) if k_pos is None else k_pos
     return mask.pairs(Rows(0, q_pos), Rows(0, k_pos))

@@ -1,0 +1,301 @@
+"""Tiles: some rows of q against some rows of k, and which of these rectangles are worth visiting.
+
+Attention is computed one tile at a time, so that no T × S array is ever formed. This module says what a tile
+is worth (`logits`), where the tiles lie (`Plan`), and which may meet (`route`): a tile whose mask rules out
+every pair is never visited, and one whose mask lets every pair meet is not masked.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn._numerics import set_aside
+from jattn.masks import Mask, Rows, Spans
+
+
+class Operands(NamedTuple):
+    """Everything that attention is a function of, for one head; None where the caller gave nothing."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    bias: jax.Array | None
+    sink: jax.Array | None
+    scale: jax.Array
+    captured: tuple[jax.Array, ...]
+    mask: Mask | None
+    q_positions: jax.Array | None
+    k_positions: jax.Array | None
+    dropout: tuple[jax.Array, jax.Array] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What does not change from call to call: sizes, dtype, and the score as a closed function."""
+
+    T: int
+    S: int
+    q_tile: int
+    k_tile: int
+    dtype: Any
+    score: Any
+
+    @property
+    def nq(self) -> int:
+        return -(-self.T // self.q_tile)
+
+    @property
+    def nk(self) -> int:
+        return -(-self.S // self.k_tile)
+
+    @property
+    def bytes(self) -> int:
+        """The working set of one tile: its logits and its weights."""
+        return 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
+
+
+def tile_sizes(T: int, S: int, *, backend: str | None = None) -> tuple[int, int]:
+    """How many queries and how many keys make a tile.
+
+    A tile of logits must stay in the second-level cache of a CPU core, together with its weights; a small call
+    is one tile and no loop. Lengths are split evenly and rounded up to 16 rows, so that little is padded: 1021
+    queries are two tiles of 512, not one of 512 and one of 509. On an accelerator tiles are larger, since each
+    step of the loop is a kernel launch.
+
+    Args:
+      T: queries. S: keys.
+      backend: "cpu", "gpu" or "tpu"; the default backend if None.
+
+    Returns:
+      (queries, keys) of a tile, at least 1 each.
+    """
+    most = 512 if (backend or jax.default_backend()) == "cpu" else 1024
+
+    def even(n: int, most: int) -> int:
+        if n <= most:
+            return max(1, n)
+        return 16 * math.ceil(n / math.ceil(n / most) / 16)
+
+    q = even(T, most)
+    # Few queries leave room for many keys: the same area, in fewer steps.
+    return q, even(S, max(most, most * most // q // 16 * 16))
+
+
+def padded(plan: Plan, x: Operands) -> Operands:
+    """The operands with rows added until whole tiles cover them."""
+    T, S = plan.nq * plan.q_tile, plan.nk * plan.k_tile
+    if (T, S) == (plan.T, plan.S):
+        return x
+
+    def pad(a: Any, axis: int, have: int, want: int, **how: Any) -> Any:
+        if a is None or a.ndim <= axis or a.shape[axis] != have:  # absent, or one entry for all
+            return a
+        return jnp.pad(a, [(0, want - have) if i == axis else (0, 0) for i in range(a.ndim)], **how)
+
+    return x._replace(
+        q=pad(x.q, 0, plan.T, T),
+        k=pad(x.k, 0, plan.S, S),
+        v=pad(x.v, 0, plan.S, S),
+        bias=pad(pad(x.bias, 0, plan.T, T), 1, plan.S, S),
+        sink=pad(x.sink, 0, plan.T, T),
+        mask=None if x.mask is None else x.mask.padded(T, S),
+        q_positions=pad(x.q_positions, 0, plan.T, T, mode="edge"),
+        k_positions=pad(x.k_positions, 0, plan.S, S, mode="edge"),
+    )
+
+
+def rows(a: jax.Array, i: Any, n: int) -> jax.Array:
+    """Tile i of n rows; all of an array that has just one tile."""
+    return a if a.shape[0] == n else jax.lax.dynamic_slice_in_dim(a, i * n, n)
+
+
+class Tile(NamedTuple):
+    """The parts of the operands that one tile is made of, in the dtype of the arithmetic."""
+
+    q: jax.Array
+    k: jax.Array
+    bias: jax.Array | None
+    scale: jax.Array
+    captured: tuple[jax.Array, ...]
+
+
+def tile_of(plan: Plan, x: Operands, i: Any, j: Any) -> Tile:
+    """What the logits of tile (i, j) depend on. Of tangents, `x` may hold None in any place."""
+
+    def cut(a: Any, *where: tuple[Any, int]) -> Any:
+        if a is None:
+            return None
+        for axis, (i, n) in enumerate(where):
+            if a.shape[axis] > n:
+                a = jax.lax.dynamic_slice_in_dim(a, i * n, n, axis)
+        return a.astype(plan.dtype)
+
+    q, k = (i, plan.q_tile), (j, plan.k_tile)
+    return Tile(cut(x.q, q), cut(x.k, k), cut(x.bias, q, k), cut(x.scale), x.captured)
+
+
+def meeting(plan: Plan, x: Operands, i: Any, j: Any) -> jax.Array:
+    """Which pairs of tile (i, j) meet; the rows that pad the last tile of keys do not exist."""
+    q, k = _rows(plan.q_tile, i, x.q_positions), _rows(plan.k_tile, j, x.k_positions)
+    pairs = jnp.ones((plan.q_tile, plan.k_tile), bool) if x.mask is None else x.mask.pairs(q, k)
+    return pairs & (k.numbers < plan.S) if plan.nk * plan.k_tile > plan.S else pairs
+
+
+def _rows(n: int, i: Any, positions: jax.Array | None) -> Rows:
+    start = i * n
+    return Rows(start, start + jnp.arange(n, dtype=jnp.int32) if positions is None else rows(positions, i, n))
+
+
+def logits(plan: Plan, x: Operands, i: Any, j: Any, met: jax.Array | None, tile: Tile) -> jax.Array:
+    """l_ts of one tile: scale, score, bias, and −∞ where a pair is not `met` (None: all are).
+
+    The one place where a logit is computed: the forward fold, the tangents and their transpose all ask here.
+    """
+    q, k = tile.q, tile.k
+    if met is not None:
+        (q, q_bad), (k, k_bad) = set_aside(q), set_aside(k)
+    # Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
+    ell = (q * tile.scale) @ k.T
+    if plan.score is not None:
+        t, s = (
+            _rows(n, m, p).positions for n, m, p in ((plan.q_tile, i, x.q_positions), (plan.k_tile, j, x.k_positions))
+        )
+        score = partial(plan.score, tile.captured)
+        over_keys = jax.vmap(score, (0, None, 0))
+        ell = jax.vmap(over_keys, (0, 0, None))(ell if met is None else jnp.where(met, ell, 0), t, s)
+    if tile.bias is not None:
+        ell = ell + (tile.bias if met is None else jnp.where(met, tile.bias, 0))
+    if met is None:
+        return ell
+    return jnp.where(met, jnp.where(q_bad[:, None] | k_bad[None, :], jnp.nan, ell), -jnp.inf)
+
+
+def dropped(plan: Plan, x: Operands, i: Any, j: Any) -> jax.Array | None:
+    """What dropout multiplies the weights of a tile by: 0, or 1 / (1 − rate); None without dropout.
+
+    A pair's lot depends on the key and on its two row numbers alone, never on the tiles: it is drawn in cells of
+    16 × 16 pairs, each from the key folded with the cell's place.
+    """
+    if x.dropout is None:
+        return None
+    key, rate = x.dropout
+    down, across = (-(-n // _CELL) for n in (plan.q_tile, plan.k_tile))
+
+    def cell(a: jax.Array, b: jax.Array) -> jax.Array:
+        here = jax.random.fold_in(jax.random.fold_in(key, a), b)
+        return jax.random.bernoulli(here, 1 - rate, (_CELL, _CELL))
+
+    a = i * (plan.q_tile // _CELL) + jnp.arange(down, dtype=jnp.int32)
+    b = j * (plan.k_tile // _CELL) + jnp.arange(across, dtype=jnp.int32)
+    kept = jax.vmap(jax.vmap(cell, (None, 0)), (0, None))(a, b)
+    kept = kept.swapaxes(1, 2).reshape(down * _CELL, across * _CELL)[: plan.q_tile, : plan.k_tile]
+    return jnp.where(kept, 1 / (1 - rate), 0).astype(plan.dtype)
+
+
+_CELL = 16
+
+
+# Which tiles are visited.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Route:
+    """The tiles that may meet: known before tracing (`lists`), or only when the program runs (`verdict`).
+
+    `lists` holds the tiles that need no mask and those that need one, each as (i, j) row by row. `verdict` is 0, 1
+    or 2 for each tile: no pair, some pairs, all pairs meet.
+    """
+
+    plan: Plan
+    lists: tuple[np.ndarray, np.ndarray] | None
+    verdict: jax.Array | None
+
+
+def route(plan: Plan, x: Operands) -> Route:
+    """Asks the mask about every tile at once. `x` is padded."""
+    q = _spans(plan.T, plan.q_tile, plan.nq, x.q_positions)
+    k = _spans(plan.S, plan.k_tile, plan.nk, x.k_positions)
+    q, k = Spans(*(a[:, None] for a in q)), Spans(*(a[None, :] for a in k))
+    may, must = (True, True) if x.mask is None else x.mask.verdict(q, k)
+    must = must & (k.first + (plan.k_tile - 1) < plan.S)
+    if isinstance(may, jax.Array) or isinstance(must, jax.Array):
+        verdict = jnp.where(must, jnp.int32(2), jnp.where(may, jnp.int32(1), jnp.int32(0)))
+        verdict = jnp.broadcast_to(verdict, (plan.nq, plan.nk))
+        return Route(plan, None, verdict)
+    may, must = (np.broadcast_to(np.asarray(a), (plan.nq, plan.nk)) for a in (may, must))
+    return Route(plan, (np.argwhere(may & must), np.argwhere(may & ~must)), None)
+
+
+def _spans(length: int, tile: int, n: int, positions: jax.Array | None) -> Spans:
+    first = np.arange(n, dtype=np.int32) * tile
+    last = np.minimum(first + tile, length) - 1
+    if positions is None:
+        return Spans(first, last, first, last)
+    by_tile = positions.reshape(n, tile)  # padded with the last position, which changes neither end
+    return Spans(first, last, by_tile.min(1), by_tile.max(1))
+
+
+def over_keys(route: Route, i: Any, step: Callable[..., Any], carry: Any) -> Any:
+    """Folds `step(carry, j, masked)` over the key tiles that may meet query tile i, as the program runs."""
+    if route.verdict is not None:
+        here: jax.Array = route.verdict[i]
+        js = jnp.arange(route.plan.nk, dtype=jnp.int32)
+        start = jnp.min(jnp.where(here > 0, js, route.plan.nk))
+        stop = jnp.max(jnp.where(here > 0, js + 1, 0))
+        visits = [lambda c, j: c, lambda c, j: step(c, j, True), lambda c, j: step(c, j, False)]
+        return jax.lax.fori_loop(start, stop, lambda j, c: jax.lax.switch(here[j], visits, c, j), carry)
+    assert route.lists is not None
+    for tiles, masked in zip(route.lists, (False, True), strict=True):
+        if len(tiles) == 0:
+            continue
+        if route.plan.nq == 1 and len(tiles) == 1:
+            carry = step(carry, int(tiles[0, 1]), masked)
+            continue
+        bounds = jnp.asarray(np.searchsorted(tiles[:, 0], np.arange(route.plan.nq + 1)), jnp.int32)
+        js = jnp.asarray(tiles[:, 1], jnp.int32)
+        carry = jax.lax.fori_loop(
+            bounds[i], bounds[i + 1], lambda n, c, js=js, masked=masked: step(c, js[n], masked), carry
+        )
+    return carry
+
+
+def over_queries(plan: Plan, row: Callable[..., Any], carry: Any) -> Any:
+    """Scans `row(carry, i) -> (carry, y)` over the query tiles; the y are joined along their rows."""
+    if plan.nq == 1:
+        return row(carry, 0)
+    carry, ys = jax.lax.scan(row, carry, jnp.arange(plan.nq, dtype=jnp.int32))
+    return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+
+
+def over_tiles(route: Route, add: Callable[..., Any], carry: Any) -> Any:
+    """Scans `add(carry, i, j, masked)` over all tiles that may meet, in a loop of static length.
+
+    The form that JAX can transpose: `add` must be linear in the carry.
+    """
+    if route.verdict is not None:
+        verdict = route.verdict
+        places = jnp.asarray(np.argwhere(np.ones(verdict.shape)), jnp.int32)
+
+        def visit(c: Any, place: jax.Array) -> Any:
+            i, j = place
+            visits = [lambda c: c, lambda c: add(c, i, j, True), lambda c: add(c, i, j, False)]
+            return jax.lax.switch(verdict[i, j], visits, c), None
+
+        return jax.lax.scan(visit, carry, places)[0]
+    assert route.lists is not None
+    for tiles, masked in zip(route.lists, (False, True), strict=True):
+        if len(tiles) == 1:
+            carry = add(carry, int(tiles[0, 0]), int(tiles[0, 1]), masked)
+        elif len(tiles):
+
+            def visit_one(c: Any, ij: jax.Array, masked: bool = masked) -> Any:
+                return add(c, *ij, masked), None
+
+            carry = jax.lax.scan(visit_one, carry, jnp.asarray(tiles, jnp.int32))[0]
+    return carry
