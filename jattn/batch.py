@@ -1,5 +1,6 @@
 """Attention over a batch of heads: the one-head function, mapped, under the signature of jax.nn."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -50,7 +51,9 @@ def dot_product_attention(
       query_seq_lengths: integers [B], how many rows of query are filled; the others give zeros.
       key_value_seq_lengths: integers [B], how many rows of key and value are filled.
       local_window_size: (left, right), or one number for both: how many tokens to each side are met.
-      implementation: None.
+      implementation: None is jattn's engine, everywhere. 'xla' and 'cudnn' hand the call to jax.nn and its dense or
+        cuDNN path, with its semantics, memory and derivatives; never by themselves, and never as a fallback. The
+        call is refused, with the reason, where they cannot do it. The cuDNN path has not been run by this project.
       return_residual: also return the log-sum-exp.
       score: f(score, q_position, k_position) -> score on scalars, for every head.
       sink: a logit that joins the denominator, a scalar or one a head [N].
@@ -69,8 +72,8 @@ def dot_product_attention(
 
     Raises:
       TypeError: a dtype is of the wrong kind.
-      ValueError: shapes do not fit; or positions are missing where they matter.
-      NotImplementedError: an implementation other than None.
+      ValueError: shapes do not fit; positions are missing where they matter; or an implementation that cannot do
+        the call.
 
     Memory: linear in T and S, as `attention`; heads and examples are walked a few at a time.
 
@@ -85,12 +88,21 @@ def dot_product_attention(
       >>> bool(jnp.allclose(ours, theirs, atol=1e-6))
       True
     """
-    if implementation is not None:
-        got = {"implementation": repr(implementation)}
-        remedy = "Leave it out: implementation=None."
-        _checks.fail(NotImplementedError, _WHERE, "implementation must be None for now", remedy, **got)
     query, key, value, unbatched = _heads(query, key, value)
     (B, T, N, H), (_, S, K, Hv) = query.shape, value.shape
+    if implementation is not None:
+        ours = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
+        ours["dropout_key"] = dropout_key
+        reason = why_not(implementation, query, key, value, mask, [name for name, x in ours.items() if x is not None])
+        if reason is not None:
+            must = f"implementation must be able to do this call ({reason})"
+            got = {"implementation": repr(implementation)}
+            _checks.fail(ValueError, _WHERE, must, "Leave it out, or change what stands in its way.", **got)
+        found = _theirs(
+            query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths, scale=scale, is_causal=is_causal,
+            local_window_size=local_window_size, implementation=implementation, return_residual=return_residual,
+        )  # fmt: skip
+        return jax.tree.map(lambda x: x[0], found) if unbatched else found
 
     per_head: dict[str, _Mapped] = {}
     shared = mask if isinstance(mask, Mask) else None
@@ -150,6 +162,53 @@ def dot_product_attention(
     if unbatched:
         out, lse = out[0], lse[0]
     return (out, lse) if return_residual else out
+
+
+def why_not(
+    implementation: Any, query: jax.Array, key: jax.Array, value: jax.Array, mask: Any, ours: Sequence[str] = ()
+) -> str | None:
+    """Why jax.nn cannot do this call with its implementation `'xla'` or `'cudnn'`, in words; None if it can.
+
+    Args:
+      implementation: what was asked for.
+      query: [B, T, N, H]. key: [B, S, K, H]. value: [B, S, K, Hv].
+      mask: as in `dot_product_attention`.
+      ours: the names of the arguments in use that jax.nn does not have.
+    """
+    if implementation not in ("xla", "cudnn"):
+        return "there are None, which is jattn's own, 'xla' and 'cudnn'"
+    if ours:
+        return f"jax.nn has no {' and no '.join(ours)}"
+    if isinstance(mask, Mask):
+        return "jax.nn takes booleans for a mask; masks.to_dense makes them"
+    if not query.dtype == key.dtype == value.dtype:
+        return "jax.nn wants query, key and value in one dtype"
+    if key.shape != value.shape:
+        return "jax.nn wants value as wide as key"
+    if implementation == "cudnn" and jax.default_backend() != "gpu":
+        return f"cuDNN runs on an NVIDIA GPU, and the backend is {jax.default_backend()}"
+    if implementation == "cudnn" and query.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"cuDNN computes in bfloat16 and float16, not in {query.dtype}"
+    return None
+
+
+def _theirs(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: Any,
+    mask: Any,
+    q_lengths: Any,
+    k_lengths: Any,
+    **same: Any,
+) -> Any:
+    """The call handed to jax.nn, which wants its lengths in int32."""
+    filled = {
+        name: n if n is None else jnp.asarray(n, jnp.int32)
+        for name, n in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths))
+    }
+    theirs: Any = jax.nn.dot_product_attention
+    return theirs(query, key, value, bias, mask, **filled, **same)
 
 
 class _Mapped(NamedTuple):

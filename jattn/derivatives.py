@@ -265,9 +265,9 @@ def _put(plan: Plan, acc: jax.Array, part: jax.Array, axes: str, i: Any, j: Any)
     """Adds a part of tile (i, j) to where it belongs."""
     if acc.shape == part.shape:
         return acc + part
-    start: list[Any] = [0] * acc.ndim
+    start = [jnp.int32(0)] * acc.ndim  # one dtype for all: beside float64 a Python int would be int64
     for axis, letter in enumerate(axes):
         if part.shape[axis] < acc.shape[axis]:
-            start[axis] = {"q": i * plan.q_tile, "k": j * plan.k_tile}[letter]
+            start[axis] = jnp.asarray({"q": i * plan.q_tile, "k": j * plan.k_tile}[letter], jnp.int32)
     here = jax.lax.dynamic_slice(acc, start, part.shape)
     return jax.lax.dynamic_update_slice(acc, here + part, start)

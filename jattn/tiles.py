@@ -144,7 +144,7 @@ def meeting(plan: Plan, x: Operands, i: Any, j: Any) -> jax.Array:
     """Which pairs of tile (i, j) meet; the rows that pad the last tile of keys do not exist."""
     q, k = _rows(plan.q_tile, i, x.q_positions), _rows(plan.k_tile, j, x.k_positions)
     pairs = jnp.ones((plan.q_tile, plan.k_tile), bool) if x.mask is None else x.mask.pairs(q, k)
-    return pairs & (k.numbers < plan.S) if plan.nk * plan.k_tile > plan.S else pairs
+    return pairs & (k.numbers < plan.S)[None, :] if plan.nk * plan.k_tile > plan.S else pairs
 
 
 def _rows(n: int, i: Any, positions: jax.Array | None) -> Rows:
