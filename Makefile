@@ -1,15 +1,17 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint clean
+.PHONY: help demo test bench measure check lint clean
 
 PYTHON ?= python3
 VENV   := .venv
+SIZE   := about 600 MB
 BIN    := $(VENV)/bin
-DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse
+DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse every_derivative
 
 help:
 	@echo "make demo    the walkthroughs, number by number"
 	@echo "make test    the tests, doctests and demos"
+	@echo "make bench   times and memory beside PyTorch, jax.nn, flax and tokamax"
 	@echo "make check   format, lint and types, then make test"
 	@echo "make clean   remove the environment and what the demos left"
 
@@ -20,8 +22,11 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready-%: pyproject.toml | $(VENV)/bin/python
-	@echo "installing jattn[$*]: jax and what it needs, about 600 MB, once"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar on --editable '.[$*]'
+	@echo "installing jattn[$*]: jax and what it needs, $(SIZE), once"
+	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]' >$(VENV)/pip.log 2>&1 & pid=$$!; \
+	while kill -0 $$pid 2>/dev/null; do sleep 1; \
+	  if [ -t 1 ]; then printf '\r\033[K  %.76s' "$$(tail -n 1 $(VENV)/pip.log)"; else printf .; fi; done; \
+	[ -t 1 ] && printf '\r\033[K' || echo; wait $$pid || { cat $(VENV)/pip.log; exit 1; }
 	@touch $@
 
 demo: $(VENV)/.ready-demo
@@ -35,7 +40,15 @@ lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 
+# In an environment of its own, beside the peers. Where pip finds a CUDA build of torch first, point it at a CPU build.
+bench:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-bench SIZE="and PyTorch, about 1.7 GB" measure
+
+measure: $(VENV)/.ready-bench
+	@$(BIN)/python benchmarks/how_much_memory.py
+	@$(BIN)/python benchmarks/how_fast_is_attention.py
+
 check: lint test
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) $(VENV)-bench out

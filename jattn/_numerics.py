@@ -2,21 +2,27 @@
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 
-@jax.custom_jvp
 def below(x: jax.Array, top: jax.Array) -> jax.Array:
-    """x − top for x ≤ top, where the largest is exactly 0 by comparison.
+    """x − top for x ≤ top, where the largest is exactly 0 by comparison; its derivative is that of x − top.
 
     Subtraction is not enough. Where x is itself a product, XLA may fuse the two into one multiply-add, and
     the largest entry misses its own rounded maximum, by 1e22 for a logit of 1e30: silent zeros, or NaN.
     """
-    return jnp.where(x >= top, 0, x - top)
+    return below_p.bind(x, jnp.broadcast_to(top, x.shape))
 
 
-@below.defjvp
-def _below_jvp(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-    return below(*primals), tangents[0] - tangents[1]
+# A primitive, since JAX forgets the rule of a jax.custom_jvp in the body of a scan that it takes apart to transpose:
+# what remained would be the derivative of the comparison, 0 at the largest, and a wrong jvp of that transpose.
+below_p = Primitive("below")
+below_p.def_impl(jax.jit(lambda x, top: jnp.where(x >= top, 0, x - top)))
+below_p.def_abstract_eval(lambda x, top: x)
+mlir.register_lowering(below_p, mlir.lower_fun(below_p.impl, multiple_results=False))
+batching.defbroadcasting(below_p)
+ad.defjvp(below_p, lambda x_dot, x, top: x_dot, lambda top_dot, x, top: -top_dot)
 
 
 def set_aside(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -241,17 +241,14 @@ class Mapped(Walkable):
 
 
 def _batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: Walkable) -> tuple[list[Any], list[int]]:
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     mapped = tuple(d is not None for d in dims)
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     operands = [jnp.moveaxis(x, d, 0) if m else x for x, d, m in zip(operands, dims, mapped, strict=True)]
+    one = [jax.ShapeDtypeStruct(x.shape[m:], x.dtype) for x, m in zip(operands, mapped, strict=True)]
+    out = jax.eval_shape(partial(_run, fun), *one)
     if size == 0:
-        one = [
-            jax.ShapeDtypeStruct(x.shape[1:] if m else x.shape, x.dtype) for x, m in zip(operands, mapped, strict=True)
-        ]
-        out = [jnp.zeros((0, *y.shape), y.dtype) for y in jax.eval_shape(fun, *one)]
-        return out, [0] * len(out)
-    outputs = len(jax.make_jaxpr(fun)(*(x[0] if m else x for x, m in zip(operands, mapped, strict=True))).out_avals)
-    return walk(Mapped(fun, mapped, size, (False,) * outputs), *operands), [0] * outputs
+        return [jnp.zeros((0, *y.shape), y.dtype) for y in out], [0] * len(out)
+    return walk(Mapped(fun, mapped, size, (False,) * len(out)), *operands), [0] * len(out)
 
 
 batching.primitive_batchers[walk_p] = _batching_rule
@@ -260,4 +257,4 @@ batching.primitive_batchers[walk_p] = _batching_rule
 def _budget() -> int:
     """Bytes of working set that may be in flight. A CPU core must find them in its caches; an accelerator
     wants every unit busy, and its memory is the only bound."""
-    return 2**21 if jax.default_backend() == "cpu" else 2**30
+    return 3 * 2**20 if jax.default_backend() == "cpu" else 2**30

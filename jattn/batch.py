@@ -44,7 +44,7 @@ def dot_product_attention(
       query: [B, T, N, H] or [T, N, H], floating point.
       key: [B, S, K, H] or [S, K, H], N a multiple of K: each key/value head serves N / K query heads.
       value: [B, S, K, Hv] or [S, K, Hv]; Hv may differ from H.
-      bias: floating point, four axes that broadcast to [B, N, T, S] (or three to [N, T, S], for all the batch).
+      bias: floating point, of any shape that broadcasts to [B, N, T, S].
       mask: booleans of the shapes of bias, or a value of `jattn.masks` that serves every head.
       scale: what the dot products are multiplied by, a real scalar, possibly traced; 1/√H if None.
       is_causal: query t meets keys s ≤ t, counted from the first rows whatever T and S, as in jax.nn.
@@ -256,11 +256,8 @@ def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.
 
 def _pairs(name: str, x: jax.Array, full: tuple[int, int, int, int], K: int) -> _Mapped:
     """A bias or mask that broadcasts to [B, N, T, S], split into [B, K, N / K, T, S] where it has these axes."""
-    remedy = "Spell out every axis: [1, 1, T, S] serves all the batch and all heads."
-    if x.ndim not in (3, 4):
-        _checks.fail(ValueError, _WHERE, f"{name} must have the axes [B, N, T, S] or [N, T, S]", remedy, **{name: x})
-    x = x if x.ndim == 4 else x[None]
     _checks.broadcastable(_WHERE, name, x, full, "[B, N, T, S]")
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)  # axes that are missing are the leading ones, as in jax.nn
     one_batch, one_head = x.shape[0] == 1, x.shape[1] == 1
     if not one_head:
         x = x.reshape(x.shape[0], K, x.shape[1] // K, *x.shape[2:])

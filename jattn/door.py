@@ -158,6 +158,8 @@ def attend(
         return reference.attention(q, k, v, mask=allowed, sink=sink)
     q_tile, k_tile = tile or tile_sizes(T, S)
     closed, captured = (None, ()) if score is None else _close(score, dtype)
+    # Lengths in Python ints: beside float64 they would become int64, and rows are counted in int32.
+    mask = jax.tree.map(lambda n: jnp.asarray(n, jnp.int32) if isinstance(n, int) else n, mask)
     scale = jnp.asarray(q.shape[1] ** -0.5, dtype) if scale is None else scale
     if sink is not None and sink.shape != (T,):
         sink = sink.reshape(())

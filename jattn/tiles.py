@@ -56,8 +56,11 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """The working set of one tile: its logits and its weights."""
-        return 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
+        """The working set of one tile: its logits and its weights.
+
+        Few queries are bound by reading the keys, which no cache holds: then all heads run side by side.
+        """
+        return 0 if self.q_tile < _CELL else 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
 
 
 def tile_sizes(T: int, S: int, *, backend: str | None = None) -> tuple[int, int]:
@@ -116,13 +119,13 @@ def rows(a: jax.Array, i: Any, n: int) -> jax.Array:
 
 
 class Tile(NamedTuple):
-    """The parts of the operands that one tile is made of, in the dtype of the arithmetic."""
+    """The parts of the operands that the logits of a tile are made of, in the dtype of the arithmetic."""
 
-    q: jax.Array
-    k: jax.Array
-    bias: jax.Array | None
-    scale: jax.Array
-    captured: tuple[jax.Array, ...]
+    q: Any
+    k: Any
+    bias: Any
+    scale: Any
+    captured: tuple[Any, ...]
 
 
 def tile_of(plan: Plan, x: Operands, i: Any, j: Any) -> Tile:
@@ -152,28 +155,45 @@ def _rows(n: int, i: Any, positions: jax.Array | None) -> Rows:
     return Rows(start, start + jnp.arange(n, dtype=jnp.int32) if positions is None else rows(positions, i, n))
 
 
-def logits(plan: Plan, x: Operands, i: Any, j: Any, met: jax.Array | None, tile: Tile) -> jax.Array:
-    """l_ts of one tile: scale, score, bias, and −∞ where a pair is not `met` (None: all are).
+def scaled(tile: Tile) -> jax.Array:
+    """The queries times the scale, once and before the dot.
 
-    The one place where a logit is computed: the forward fold, the tangents and their transpose all ask here.
+    The products then end in a sum, not in a factor that XLA could fuse with "− max".
     """
-    q, k = tile.q, tile.k
+    return tile.q * tile.scale
+
+
+def logits(
+    plan: Plan, x: Operands, i: Any, j: Any, met: jax.Array | None, tile: Tile, *, keys_first: bool = False
+) -> jax.Array:
+    """l_ts of one tile, queries down and keys across, or turned about; −∞ where a pair is not `met` (None: all are)."""
+    q, k = scaled(tile), tile.k
     if met is not None:
-        (q, q_bad), (k, k_bad) = set_aside(q), set_aside(k)
-    # Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
-    ell = (q * tile.scale) @ k.T
+        q, k = set_aside(q)[0], set_aside(k)[0]
+    products = k @ q.T if keys_first else q @ k.T
+    return worth(plan, x, i, j, met, tile, products, keys_first=keys_first)
+
+
+def worth(
+    plan: Plan, x: Operands, i: Any, j: Any, met: jax.Array | None, tile: Tile, products: jax.Array, *, keys_first: bool
+) -> jax.Array:
+    """What the products of a tile become: score, bias, mask. The one place where a logit is made of a product."""
+    ell = products
     if plan.score is not None:
         t, s = (
             _rows(n, m, p).positions for n, m, p in ((plan.q_tile, i, x.q_positions), (plan.k_tile, j, x.k_positions))
         )
         score = partial(plan.score, tile.captured)
-        over_keys = jax.vmap(score, (0, None, 0))
-        ell = jax.vmap(over_keys, (0, 0, None))(ell if met is None else jnp.where(met, ell, 0), t, s)
+        inner, outer = ((0, None, 0), (0, 0, None)) if not keys_first else ((0, 0, None), (0, None, 0))
+        ell = jax.vmap(jax.vmap(score, inner), outer)(ell if met is None else jnp.where(met, ell, 0), t, s)
     if tile.bias is not None:
-        ell = ell + (tile.bias if met is None else jnp.where(met, tile.bias, 0))
+        bias = tile.bias.T if keys_first else tile.bias
+        ell = ell + (bias if met is None else jnp.where(met, bias, 0))
     if met is None:
         return ell
-    return jnp.where(met, jnp.where(q_bad[:, None] | k_bad[None, :], jnp.nan, ell), -jnp.inf)
+    q_bad, k_bad = (~jnp.isfinite(a).all(1) for a in (tile.q, tile.k))
+    bad = k_bad[:, None] | q_bad[None, :] if keys_first else q_bad[:, None] | k_bad[None, :]
+    return jnp.where(met, jnp.where(bad, jnp.nan, ell), -jnp.inf)
 
 
 def dropped(plan: Plan, x: Operands, i: Any, j: Any) -> jax.Array | None:

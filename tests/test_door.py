@@ -76,12 +76,14 @@ def test_in_float64_it_is_the_definition_to_second_order(seen):
     assert_close(got, want, ulps=64, scale=16)
 
 
-def bounds(q, k, v, dout):
+def bounds(q, k, v, dout, **options):
     """The definition in float64, and what its terms amount to if none cancels another."""
     c = D**-0.5
-    (_, x, p, out), lse = reference.steps(q, k, v)
+    (_, x, p, out), lse = reference.steps(q, k, v, **options)
     x, p = np.asarray(x), np.asarray(p)
-    size = 1 + c * np.abs(q) @ np.abs(k).T  # a logit is known to eps times this
+    size = (
+        1 + c * np.abs(q) @ np.abs(k).T + np.abs(0 if options.get("bias") is None else options["bias"])
+    )  # a logit is known to eps times this
     a, mean = dout @ v.T, dout @ np.asarray(out).T
     ds = p * (a - np.diag(mean)[:, None])
     spread = p * size * (np.abs(dout) @ np.abs(v).T + (np.abs(dout) * (p @ np.abs(v))).sum(1)[:, None])

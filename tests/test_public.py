@@ -26,6 +26,7 @@ ALL = [
     "merge",
     "reference",
     "softmax",
+    "weights_of",
 ]
 MASKS = ["causal", "dense", "lengths", "to_dense", "window"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
@@ -68,6 +69,8 @@ def test_attention_keeps_the_contract():
     assert keywords == set(parameters) - {"q", "k", "v"}, "everything after v is by keyword"
     positions = {"q_positions", "k_positions"}
     assert {"mask", "score", "bias", "sink", "scale", "return_lse"} | positions <= keywords
+    assert {"dropout_rate", "dropout_key", "tile"} <= keywords
+    assert list(inspect.signature(jattn.weights_of).parameters)[:4] == ["q", "k", "lse", "rows"]
     assert {"mask", "score", "bias", "scale"} <= set(inspect.signature(jattn.explain).parameters)
     assert list(inspect.signature(jattn.merge).parameters) == ["a", "b"]
     assert jattn.Steps._fields == ("scores", "scaled", "weights", "out")
@@ -85,7 +88,8 @@ def test_dot_product_attention_begins_with_the_signature_of_jax_nn():
 
     assert calls(list(ours.values())[: len(theirs)]) == calls(theirs.values())
     further = list(ours.values())[len(theirs) :]
-    assert {"score", "sink", "q_positions", "k_positions"} <= {p.name for p in further}
+    ours_alone = {"score", "sink", "q_positions", "k_positions", "dropout_rate", "dropout_key", "tile"}
+    assert ours_alone <= {p.name for p in further}
     assert all(p.kind is p.KEYWORD_ONLY and p.default in (None, 0.0, False) for p in further)
 
 
@@ -120,7 +124,9 @@ def test_each_function_says_what_it_does_and_shows_it(name):
     assert list(flaws(name, FUNCTIONS[name])) == []
 
 
-@pytest.mark.parametrize("name", ["attention", "explain", "dot_product_attention", "merge", "softmax", "log_softmax"])
+@pytest.mark.parametrize(
+    "name", ["attention", "explain", "dot_product_attention", "merge", "softmax", "log_softmax", "weights_of"]
+)
 def test_each_function_on_arrays_says_its_memory_and_its_source(name):
     doc = inspect.getdoc(getattr(jattn, name))
     assert "\nMemory: " in doc

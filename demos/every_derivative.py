@@ -1,0 +1,175 @@
+"""Every derivative: attention under a gradient of a jvp and a Hessian-vector product, at 16,384 tokens.
+
+A network u(z, r, t) with one head of attention learns the mean velocity that carries noise to a set of points. Its
+loss holds a derivative of the network itself, so that a step of training is a gradient of a jvp (MeanFlow): with
+v = noise − data and z = (1 − t) data + t noise,
+
+    loss = mean (u − u_tgt)²,    u_tgt = v − (t − r) (v·∂_z u + ∂_t u)
+
+The paper stops the gradient at u_tgt; the steps here stop it nowhere, which asks for more. At r = t the loss is that
+of flow matching; Hessian-vector products (jvp of gradient) feel for its largest curvature. The same with the dense
+form of attention is compiled, for the memory that it would take, and not run.
+Geng et al. 2025, "Mean Flows for One-step Generative Modeling".
+"""
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import _cli
+import jax
+import jax.numpy as jnp
+import optax
+from jax import random
+from jax.flatten_util import ravel_pytree
+from rich.console import Console
+from rich.progress import Progress
+
+import jattn
+
+C, W, LONGEST, R, T_NOW, SMALL, NUDGE = 4, 32, 65536, 0.3, 0.8, 61, 0.03
+SHAPES = {"into": (C, W), "time": (2, W), "q": (W, W), "k": (W, W), "v": (W, W), "back": (W, W), "out": (W, C)}
+STOPPED, FREE, HVP = WORK = ["gradient, target stopped", "gradient, nothing stopped", "Hessian-vector product"]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = _cli.parser(__doc__)
+    parser.add_argument("--length", type=int, default=16384, help=f"tokens, 64 to {LONGEST} (default: 16384)")
+    parser.add_argument("--steps", type=int, default=2, help="of training and of curvature, 1 to 100 (default: 2)")
+    _cli.add_seed(parser, "the network, the points and the noise")
+    return parser
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def drawn(key: jax.Array, n: int, dtype: type) -> tuple[dict, jax.Array, jax.Array]:
+    """The parameters, data [n, C] on a closed curve in four dimensions, and noise for each point."""
+    *keys, a, b = random.split(key, len(SHAPES) + 2)
+    p = {i: random.normal(k, s, dtype) / s[0] ** 0.5 for k, (i, s) in zip(keys, SHAPES.items(), strict=True)}
+    angle = random.uniform(a, (n,), dtype, maxval=6.2831853)
+    data = jnp.stack([jnp.cos(angle), jnp.sin(angle), jnp.cos(2 * angle), jnp.sin(2 * angle)], 1)
+    return p, data, random.normal(b, (n, C), dtype)
+
+
+def network(attention: Callable, p: dict, z: jax.Array, r: jax.Array, t: jax.Array) -> jax.Array:
+    h = jnp.tanh(z @ p["into"] + (jnp.stack([r, t]) @ p["time"])[None])
+    h = h + attention(h @ p["q"], h @ p["k"], h @ p["v"]) @ p["back"]
+    return jnp.tanh(h) @ p["out"]
+
+
+def meanflow(attention: Callable, stop: Callable, p: dict, data: jax.Array, noise: jax.Array) -> jax.Array:
+    r, t, v = jnp.asarray(R, data.dtype), jnp.asarray(T_NOW, data.dtype), noise - data
+    at, along = ((1 - t) * data + t * noise, r, t), (v, jnp.zeros_like(r), jnp.ones_like(t))
+    u, change = jax.jvp(partial(network, attention, p), at, along)
+    return jnp.mean((u - stop(v - (t - r) * change)) ** 2)
+
+
+def matching(attention: Callable, p: dict, data: jax.Array, noise: jax.Array) -> jax.Array:
+    """The same loss at r = t, where no jvp is left in it."""
+    t = jnp.asarray(T_NOW, data.dtype)
+    return jnp.mean((network(attention, p, (1 - t) * data + t * noise, t, t) - (noise - data)) ** 2)
+
+
+def compiled(attention: Callable, *xs: object) -> dict[str, jax.stages.Compiled]:
+    """What is asked of attention: functions of (parameters, direction, data, noise)."""
+    stopped, free = (jax.value_and_grad(partial(meanflow, attention, f)) for f in (jax.lax.stop_gradient, lambda x: x))
+    gradient = jax.grad(partial(matching, attention))
+    along = lambda p, w, *x: jax.jvp(lambda p: gradient(p, *x), (p,), (w,))  # noqa: E731
+    asked = [lambda p, w, *x: stopped(p, *x), lambda p, w, *x: free(p, *x), along]
+    return {name: jax.jit(f).lower(*xs).compile() for name, f in zip(WORK, asked, strict=True)}
+
+
+def dense(*qkv: jax.Array) -> jax.Array:
+    return jattn.reference.attention(*qkv)[0]
+
+
+def temporaries(made: dict[str, jax.stages.Compiled]) -> dict[str, int]:
+    return {name: f.memory_analysis().temp_size_in_bytes for name, f in made.items()}
+
+
+def off(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.linalg.norm(a - b) / jnp.linalg.norm(b)
+
+
+def resident() -> int:  # the most bytes that this process has held so far
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def compute(args: argparse.Namespace) -> dict:
+    length, steps, key = args.length, args.steps, random.key(args.seed)
+    for name, given, least, most in (("length", length, 64, LONGEST), ("steps", steps, 1, 100)):
+        if not least <= given <= most:
+            raise _cli.BadInput(f"--{name} {given}: must be from {least} to {most}. Leave it out for the default.")
+
+    p, *x = drawn(key, SMALL, jnp.float64)
+    ours, truth = (compiled(f, p, p, *x) for f in (partial(jattn.attention, tile=(64, 32)), dense))
+    errors = {name: off(*(ravel_pytree(f[name](p, p, *x))[0] for f in (ours, truth))) for name in WORK}
+
+    p, *x = drawn(key, length, jnp.float32)
+    engine, descent = compiled(jattn.attention, p, p, *x), optax.sgd(0.1)
+    state, losses, curvatures, seconds, before = descent.init(p), [], [], {FREE: [], HVP: []}, resident()
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=2 * steps)
+
+        def call(name: str, w: dict) -> tuple:
+            bar.update(task, description=name)
+            start = time.perf_counter()
+            made = jax.block_until_ready(engine[name](p, w, *x))
+            seconds[name].append(time.perf_counter() - start)
+            bar.advance(task)
+            return made
+
+        for _ in range(steps):
+            loss, g = call(FREE, p)
+            updates, state = descent.update(g, state)
+            p, losses = optax.apply_updates(p, updates), [*losses, loss]
+        Hw, tree = ravel_pytree(g)
+        for _ in range(steps):  # power iteration, from the last gradient
+            w = Hw / jnp.linalg.norm(Hw)
+            Hw = ravel_pytree(call(HVP, tree(w))[1])[0]
+            curvatures.append(w @ Hw)
+    gradient, flat = jax.jit(jax.grad(partial(matching, jattn.attention))), ravel_pytree(p)[0]
+    plus, minus = (ravel_pytree(gradient(tree(flat + h * w), *x))[0] for h in (NUDGE, -NUDGE))
+    witness = off(Hw, (plus - minus) / (2 * NUDGE))
+
+    return {
+        "length": length, "errors": errors, "losses": losses, "curvatures": curvatures, "witness": witness,
+        "seconds": seconds, "resident": resident(), "resident_before": before, "bytes": temporaries(engine),
+        "dense_bytes": temporaries(compiled(dense, p, p, *x)),
+    }  # fmt: skip
+
+
+def show(console: Console, r: dict) -> None:
+    T, mega = r["length"], lambda n: f"{n / 1e6:,.1f}"
+    _cli.title(console, f"1. Exact: {SMALL} tokens in float64, two tiles, against jattn.reference")
+    console.print(_cli.table(["", "relative error"], [[name, f"{r['errors'][name]:.0e}"] for name in WORK]))
+
+    _cli.title(console, f"2. Memory: {T:,} tokens, one head of {W}, float32")
+    rows = [[n, *map(mega, (r["bytes"][n], r["dense_bytes"][n])), f"{r['dense_bytes'][n] / (4 * T * T):.1f}",
+             f"{min(r['seconds'][n]):.1f}" if n in r["seconds"] else ""] for n in WORK]  # fmt: skip
+    heads = ["temporaries", "jattn,\nMB", "reference,\nMB", "that in\nT × T arrays", "jattn,\nseconds"]
+    console.print(_cli.table(heads, rows))
+    console.print(
+        "Temporaries as XLA's compiler plans them (memory_analysis); the reference is compiled and never run. "
+        f"Measured: the process held {mega(r['resident'])} MB at most, {mega(r['resident_before'])} MB before step 1."
+    )
+    _cli.title(console, "3. What they give")
+    console.print(f"MeanFlow loss before each step: {_cli.vector(r['losses'], 4)}")
+    console.print(f"wᵀH w of the loss at r = t, by power iteration: {_cli.vector(r['curvatures'], 4)}")
+    console.print(
+        "The largest curvature is at least the largest of these. A central difference of two gradients gives the last "
+        f"H w to within {r['witness']:.0e}; 1e-02 is what float32 and {NUDGE} w to each side may cost."
+    )
+    _cli.title(console, "4. Who else")
+    console.print(
+        "jax.nn's dense attention has these derivatives too, at the dense form's kind of memory. What keeps memory "
+        "low refuses; tried on a CPU: tokamax 0.0.12 (xla_chunked) no jvp, so no MeanFlow, and no gradient of a "
+        "gradient, though the jvp of a gradient runs; PyTorch 2.13, flash kernel of SDPA: no jvp and no second "
+        "derivative, so neither of the two; FlexAttention: no backward at all."
+    )
+
+
+if __name__ == "__main__":
+    _cli.run(arguments(), compute, show)

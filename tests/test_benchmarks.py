@@ -1,0 +1,107 @@
+"""The benchmarks run, say what they must, and time only what equals the definition. No speed is asserted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+FAST, MEMORY = "how_fast_is_attention", "how_much_memory"
+
+# Runs a benchmark with every result of ours a thousandth too large.
+PLANTED = """
+import runpy, sys, jattn
+for name in ("attention", "dot_product_attention"):
+    right = getattr(jattn, name)
+    setattr(jattn, name, lambda *x, right=right, **how: 1.001 * right(*x, **how))
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[1])
+sys.argv.pop(1)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run(*command):
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def written(folder, name):
+    (numbers,), (page,) = folder.glob(f"{name}-*.json"), folder.glob(f"{name}-*.md")
+    return json.loads(numbers.read_text("utf-8")), page.read_text("utf-8")
+
+
+def tables(page):
+    """Each table as lists of cells, its heading first."""
+    blocks = [b.splitlines() for b in page.split("\n\n") if b.startswith("| ")]
+    return [[[c.strip() for c in line.strip("|").split("|")] for line in block] for block in blocks]
+
+
+def test_how_fast_is_attention_writes_its_tables(tmp_path):
+    status, out, progress = run(
+        FOLDER / f"{FAST}.py", "--quick", "--only", "8,8,64,64", "--rounds", 1, "--out", tmp_path
+    )
+    assert status == 0, progress
+    said = [line.split()[0] for line in progress.splitlines()]
+    assert said.index("time") > max(i for i, word in enumerate(said) if word == "equality")
+    numbers, page = written(tmp_path, FAST)
+    assert page.strip() == out.strip()
+    assert {"machine", "cores", "dtype", "date", "jax", "torch", "large matrix product"} <= set(numbers["header"])
+    first, second, third = tables(page)
+    assert len(first) == len(third) == 2 + len(numbers["rows"])
+    assert len(second) == 2 + len(numbers["costs"])
+    for row, cells in zip(numbers["rows"], first[2:], strict=True):
+        assert len(cells) == len(first[0])
+        assert row["milliseconds"]["jattn"]["median"] > 0
+        said = dict(zip(first[0], cells, strict=True))["jax.nn"]
+        word = "reached" if row["ratios"]["jax.nn"] >= row["floors"]["jax.nn"] else "short"
+        assert said.endswith(f"≥ {row['floors']['jax.nn']:g} {word}")
+
+
+def test_how_much_memory_writes_its_tables(tmp_path):
+    status, out, progress = run(FOLDER / f"{MEMORY}.py", "--quick", "--out", tmp_path)
+    assert status == 0, progress
+    numbers, page = written(tmp_path, MEMORY)
+    assert page.strip() == out.strip()
+    first, second = tables(page)
+    assert len(first) == 2 + len(numbers["growth"]) == 4
+    assert all(row["dense_exponent"] > 1.5 > row["exponent"] for row in numbers["growth"])
+    assert len(second) == 2 + len(numbers["longest"]) == 4
+    assert [row[-1].split()[-1] for row in second[2:]] == ["equal", "equal"]
+
+
+@pytest.mark.parametrize("name", [FAST, MEMORY])
+def test_nothing_is_measured_where_a_result_differs(tmp_path, name):
+    status, out, said = run("-c", PLANTED, FOLDER / f"{name}.py", FOLDER, "--quick", "--out", tmp_path)
+    assert status == 1
+    assert "jattn differs by 1.0e-03 of the float64 reference" in said
+    assert out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_case_is_named():
+    status, _, said = run(FOLDER / f"{FAST}.py", "--only", "777")
+    assert status == 2
+    assert "no case contains '777'; there are: 1,8,1024,64 full" in said
+
+
+def test_the_longest_calls_are_checked_by_what_they_conserve(monkeypatch):
+    """The control: one row of dv moved, or dk, is seen although no chosen query shows it."""
+    monkeypatch.syspath_prepend(FOLDER)
+    memory = __import__(MEMORY)
+    rng = np.random.default_rng(0)
+    x = list(rng.standard_normal((4, 1031, 64)).astype(np.float32))
+    with memory.jax.enable_x64(True):
+        f = memory.derivatives(memory.dense("causal"))["gradient"]
+        q, k, v, w = (a.astype(np.float64) for a in x)
+        right = [np.asarray(a) for a in f((q, k, v), w, None)]
+    assert memory.rows_off("causal", x, right) < 1e-12
+    for n in (2, 3):
+        wrong = [a.copy() for a in right]
+        wrong[n][7] *= 1.1
+        assert memory.rows_off("causal", x, wrong) > memory.TOLERANCE

@@ -1,0 +1,174 @@
+"""No T × S array is formed, for any mask, score and derivative: read off the jaxpr, where nothing is optimized away."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import normal, pairs, qkv
+from test_door import weigh
+
+import jattn
+from jattn import _walk, masks, reference
+
+T, S = 67, 71
+TILE = (16, 16)
+FEW = T * S // 4  # entries: more than any input or row of tiles here, less than anything that grows with T × S
+WHOLE = {(T, S), (80, 80)}  # of a bias or a dense mask, as given and with the rows that pad
+PLACES = {"q_positions": np.arange(T, dtype=np.int32) + 4, "k_positions": np.arange(S, dtype=np.int32)}
+LENGTH = masks.lengths(k=np.int32(50))
+
+
+def learned(table):
+    return lambda score, t, s: score + table[jnp.abs(t - s) % 7]
+
+
+# Inputs: options, and what else moves beside q, k and v.
+CASES = {
+    "nothing": {},
+    "causal": {"mask": masks.causal(), "S": T},
+    "causal, positions": {"mask": masks.causal(), **PLACES},
+    "window": {"mask": masks.window(20, 5), "S": T},
+    "lengths": {"mask": masks.lengths(q=50, k=60)},
+    "lengths, traced": {"mask": LENGTH},
+    "algebra": {"mask": masks.window(30, 3) & ~masks.causal() | LENGTH, **PLACES},
+    "dense": {"mask": masks.dense(pairs(T=T, S=S))},
+    "dense in one row": {"mask": np.arange(S) < 50},
+    "soft cap": {"score": lambda score, t, s: 3 * jnp.tanh(score / 3)},
+    "alibi": {"score": lambda score, t, s: score - 0.1 * jnp.abs(t - s).astype(score.dtype), **PLACES},
+    "learned score": {"score": learned, "table": normal(7), "mask": masks.causal(), **PLACES},
+    "bias": {"bias": normal(T, S)},
+    "bias for all queries": {"bias": normal(1, S)},
+    "sink": {"sink": normal(T), "mask": masks.lengths(k=50)},
+    "scale": {"scale": np.float64(0.3)},
+    "dropout": {"dropout_rate": 0.3, "dropout_key": np.array([0, 1], np.uint32)},
+}
+MOVE = {"bias", "sink", "scale", "table"}
+
+
+def split(name):
+    """What moves and what stays."""
+    given = {n: o for n, o in CASES[name].items() if n != "S"}
+    moves = dict(zip("qkv", qkv(T=T, S=CASES[name].get("S", S)), strict=True))
+    moves |= {n: o for n, o in given.items() if n in MOVE}
+    moves = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), moves)
+    return moves, {n: o for n, o in given.items() if n not in MOVE}
+
+
+def in_tiles(x, stays):
+    score = stays.get("score")
+    options = {n: a for n, a in x.items() if n != "table"} | stays
+    options["score"] = score(x["table"]) if "table" in x else score
+    return jattn.attention(return_lse=True, tile=TILE, **options)
+
+
+def dense(x, stays):
+    return reference.attention(x["q"], x["k"], x["v"])
+
+
+def loss(f):
+    return lambda x: weigh(*f(x))
+
+
+def dot(a, b):
+    return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+TRANSFORMS = {
+    "value": lambda f, x: f(x),
+    "grad": lambda f, x: jax.grad(loss(f))(x),
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "jvp of grad": lambda f, x: jax.jvp(jax.grad(loss(f)), (x,), (x,)),
+    "grad of jvp": lambda f, x: jax.grad(loss(lambda y: jax.jvp(f, (y,), (x,))[1]))(x),
+    "grad of grad": lambda f, x: jax.grad(lambda y: dot(jax.grad(loss(f))(y), x))(x),
+}
+
+
+def within(eqn):
+    """The jaxprs of which an equation is made; of a walk, that of its function."""
+    if eqn.primitive is _walk.walk_p:
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        yield jax.make_jaxpr(eqn.params["fun"])(*shapes).jaxpr
+    for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+        leaf = getattr(leaf, "jaxpr", leaf)
+        if hasattr(leaf, "eqns"):
+            yield leaf
+
+
+def formed(jaxpr):
+    """Every array that a program forms, in whatever is nested in it."""
+    for eqn in jaxpr.eqns:
+        yield from (v.aval for v in eqn.outvars)
+        for inner in within(eqn):
+            yield from formed(inner)
+
+
+def large(transform, f, x, stays, allowed=()):
+    """The arrays of many entries that a transform forms."""
+    jaxpr = jax.make_jaxpr(lambda x, stays: transform(lambda x: f(x, stays), x))(x, stays)
+    return {a for a in formed(jaxpr.jaxpr) if math.prod(a.shape) > FEW and a.shape not in allowed}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_array_of_pairs_is_formed(name):
+    x, stays = split(name)
+    fixed = {n: o for n, o in stays.items() if n in ("score", "dropout_rate") or isinstance(o, masks.Mask)}
+    stays = {n: o for n, o in stays.items() if n not in fixed}
+    allowed = WHOLE if name in ("bias", "dense") else ()  # the caller's own
+    for transform in TRANSFORMS:
+        found = large(TRANSFORMS[transform], lambda x, stays: in_tiles(x, stays | fixed), x, stays, allowed)
+        assert not found, transform
+
+
+def test_an_array_of_pairs_would_be_seen():
+    x, _ = split("nothing")
+    for name, transform in TRANSFORMS.items():
+        assert (T, S) in {a.shape for a in large(transform, dense, x, {})}, name
+    x, _ = split("bias")
+    assert {a.shape for a in large(TRANSFORMS["grad"], in_tiles, x, {})} <= WHOLE
+    assert large(TRANSFORMS["grad"], in_tiles, x, {})
+
+
+def test_an_array_of_pairs_would_be_seen_wherever_it_hides():
+    """In a loop, a branch, a checkpoint, a function that is walked, and what a loop keeps of all its steps."""
+
+    class Outer(_walk.Walkable):
+        def __call__(self, a, b):
+            return [jnp.outer(a, b).sum()]
+
+    a, b = np.ones(T, np.float32), np.ones(S, np.float32)
+    kept = lambda a, b: jax.lax.scan(lambda c, t: (c, t * b), 0, a)[1].sum()  # noqa: E731
+    hiding = {
+        "plain": lambda a, b: jnp.outer(a, b).sum(),
+        "scan": lambda a, b: jax.lax.scan(lambda c, _: (c + jnp.outer(a, b).sum(), None), 0.0, None, length=2)[0],
+        "while": lambda a, b: jax.lax.while_loop(lambda c: c < 3, lambda c: c + jnp.outer(a, b).sum(), 0.0),
+        "cond": lambda a, b: jax.lax.cond(a[0] > 0, lambda: jnp.outer(a, b).sum(), lambda: a[0]),
+        "jit": jax.jit(lambda a, b: jnp.outer(a, b).sum()),
+        "checkpoint": jax.checkpoint(lambda a, b: jnp.outer(a, b).sum()),
+        "walk": lambda a, b: _walk.walk(Outer(), a, b)[0],
+        "kept": kept,
+    }
+    for name, f in hiding.items():
+        jaxpr = jax.make_jaxpr(f)(a, b)
+        assert any(math.prod(v.shape) > FEW for v in formed(jaxpr.jaxpr)), name
+    assert not any(math.prod(v.shape) > FEW for v in formed(jax.make_jaxpr(lambda a, b: a.sum() + b.sum())(a, b).jaxpr))
+
+
+@pytest.mark.parametrize("name", ["grad", "jvp of grad", "grad of grad"])
+def test_compiled_memory_is_linear(name):
+    """A second witness: what XLA sets aside, for sequences of two lengths; nothing is executed."""
+
+    def temporaries(f, n):
+        x = {name: jax.ShapeDtypeStruct((n, 16), jnp.float32) for name in "qkv"}
+        return jax.jit(lambda x: TRANSFORMS[name](f, x)).lower(x).compile().memory_analysis().temp_size_in_bytes
+
+    def exponent(f, short, long):
+        return math.log(temporaries(f, long) / temporaries(f, short)) / math.log(long / short)
+
+    def ours(x):
+        return jattn.attention(x["q"], x["k"], x["v"], mask=masks.causal(), return_lse=True)
+
+    assert exponent(ours, 4096, 16384) <= 1.1
+    if name == "grad":
+        assert exponent(lambda x: dense(x, {}), 1024, 2048) > 1.8

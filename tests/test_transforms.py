@@ -1,0 +1,384 @@
+"""Every transform × every input: attention in tiles is the definition under the same transform, in float64 to 1e-12.
+
+A case of either kind is one line. Everything that a case is asked is compiled as one program, in tiles of 16 × 16, so
+that full tiles, padded tiles, tiles with a mask and tiles that are skipped all occur.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import D, Dv, assert_close, normal, pairs, qkv
+from test_door import bounds, weigh
+
+import jattn
+from jattn import masks, reference
+
+T, S = 37, 41
+SQUARE = (41, 41)  # where no positions are given, so that what to visit is known before anything is traced
+EXACT = 1e-12
+LENGTHS = masks.lengths(q=np.int32(31), k=np.int32(23))
+TREE = masks.causal() & ~masks.lengths(q=3) | masks.window(2, 9) & masks.dense(pairs(T=T, S=S))
+DROPOUT = {"dropout_rate": np.float64(0.3), "dropout_key": np.array([0, 1], np.uint32)}
+q_positions = np.maximum(np.arange(T, dtype=np.int32) + (S - T), 7)  # the last rows aligned; some stand in one place
+PLACES = {"q_positions": q_positions, "k_positions": np.arange(S, dtype=np.int32)}
+
+SCORES = {
+    None: lambda x: lambda score, t, s: score,
+    "soft cap": lambda x: lambda score, t, s: 2 * jnp.tanh(score / 2),
+    "learned": lambda x: lambda score, t, s: score * x["table"][0] + x["table"][jnp.abs(t - s) % 7],
+}
+
+
+def case(*moves, rows=(T, S), score=None, traced=(), fixed=(), tile=(16, 16), bias=None):
+    """What moves beside q, k and v; (T, S); options that are arguments of the program, and options that are not."""
+    return {"q", "k", "v", *moves}, rows, bias or rows, score, dict(traced), {"tile": tile, **dict(fixed)}
+
+
+CASES = {
+    "nothing": case(),
+    "one tile": case(tile=(48, 48)),
+    "causal": case(rows=SQUARE, fixed={"mask": masks.causal()}),
+    "window": case(rows=SQUARE, fixed={"mask": masks.window(9, 3)}),
+    "lengths": case(fixed={"mask": masks.lengths(q=31, k=23)}),
+    "lengths, traced": case("scale", traced={"mask": LENGTHS}),
+    "dense mask": case(fixed={"mask": pairs(T=T, S=S)}, tile=(16, 48)),
+    "algebra": case(fixed={"mask": TREE, **PLACES}),
+    "positions, traced": case(fixed={"mask": masks.causal()}, traced=PLACES),
+    "bias": case("bias"),
+    "bias for all queries": case("bias", rows=SQUARE, fixed={"mask": masks.causal()}, bias=(1, 41)),
+    "sink": case("sink", rows=SQUARE, fixed={"mask": ~masks.causal()}),
+    "one sink": case("one sink", fixed={"mask": masks.lengths(k=17)}),
+    "soft cap": case(score="soft cap", tile=(48, 16)),
+    "learned score": case("table", rows=SQUARE, fixed={"mask": masks.causal()}, score="learned"),
+    "dropout": case(rows=SQUARE, fixed={"mask": masks.causal()}, traced=DROPOUT),
+    "everything": case(
+        "bias", "sink", "scale", "table", score="learned", fixed={"mask": TREE}, traced={**DROPOUT, **PLACES}
+    ),
+}
+
+
+def movers(name):
+    """What moves in a case; and where something does not, the value that leaves attention as it is."""
+    moves, (T, S), of_bias, *_ = CASES[name]
+    x = dict(zip("qkv", qkv(T=T, S=S), strict=True))
+    x["bias"] = normal(*of_bias, seed=7) if "bias" in moves else np.zeros(of_bias)
+    x["sink"] = normal(T, seed=9) if "sink" in moves else np.full(T, -np.inf)
+    x["one sink"] = np.float64(0.6 if "one sink" in moves else -np.inf)
+    x["scale"] = np.float64(0.6 if "scale" in moves else D**-0.5)
+    x["table"] = normal(7, seed=11)
+    x_dot = {
+        n: normal(*a.shape, seed=30 + i) if n in moves else np.zeros(a.shape) for i, (n, a) in enumerate(x.items())
+    }
+    return x, x_dot
+
+
+def in_tiles(name, traced):
+    """A case as a function of what moves."""
+    moves, _, _, score, _, fixed = CASES[name]
+
+    def f(x):
+        options = {n.removeprefix("one "): x[n] for n in ("bias", "sink", "one sink", "scale") if n in moves}
+        options["score"] = None if score is None else SCORES[score](x)
+        return jattn.attention(x["q"], x["k"], x["v"], return_lse=True, **options, **fixed, **traced)
+
+    return f
+
+
+def written_out(name):
+    """What a case gives in words, dense: the pairs that meet, positions, the factor of dropout, which score."""
+    _, (T, S), _, score, traced, fixed = CASES[name]
+    options = {**fixed, **traced}
+    at = {"q_positions": np.arange(T, dtype=np.int32), "k_positions": np.arange(S, dtype=np.int32)}
+    at |= {n: options[n] for n in at if n in options}
+    mask, factor = options.get("mask", np.ones((T, S), bool)), np.ones((T, S))
+    if isinstance(mask, masks.Mask):
+        mask = np.asarray(masks.to_dense(mask, T, S, **at))
+    if "dropout_key" in options:  # equal weights, and of each value its own column: the pattern comes out
+        out = jattn.attention(np.zeros((T, D)), np.zeros((S, D)), np.eye(S), **DROPOUT)
+        factor = np.where(np.asarray(out) > 0.5 / S, 1 / 0.7, 0)
+        assert 0.6 < (factor > 0).mean() < 0.8
+    return {"mask": mask, "factor": factor, "score": list(SCORES).index(score), **at}
+
+
+def by_definition(dense):
+    """The same function, one for all cases of a size."""
+
+    def f(x):
+        def score(a, t, s):
+            return jnp.stack([score(x)(a, t, s) for score in SCORES.values()])[dense["score"]]
+
+        at = {n: dense[n] for n in ("mask", "q_positions", "k_positions")}
+        # A sink for all and one for each row: of two, one is −∞ here.
+        sink = jnp.maximum(x["sink"], x["one sink"])
+        (_, _, weights, _), lse = reference.steps(
+            x["q"], x["k"], x["v"], bias=x["bias"], sink=sink, scale=x["scale"], score=score, **at
+        )
+        return (weights * dense["factor"]) @ x["v"], lse
+
+    return f
+
+
+# Transforms: of f(x) -> (out, lse), at x in a direction.
+
+
+def dot(a, b):
+    return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def loss(f):
+    return lambda x: weigh(*f(x))
+
+
+def along(f, x_dot):
+    return lambda x: jax.jvp(f, (x,), (x_dot,))[1]
+
+
+def of_row(transform, f, x):
+    """A whole Jacobian of f is affordable of one row of q."""
+    return transform(lambda a: f(x | {"q": x["q"].at[20].set(a)}))(x["q"][20])
+
+
+def few(f):
+    """Some rows of the output, two tiles apart."""
+    return lambda x: f(x)[0][jnp.array([1, 20, 36])]
+
+
+def scanned(f):
+    """Attention in the body of a scan, from and to the carry."""
+
+    def step(x, carry):
+        out, lse = f(x | {"q": x["q"] * carry})
+        return carry + jnp.tanh(out.mean()), (out, jnp.where(lse == -jnp.inf, 0, lse) * carry)
+
+    return lambda x: jax.lax.scan(lambda carry, _: step(x, carry), jnp.ones((), x["q"].dtype), length=3)[1]
+
+
+def pair(x, x_dot):
+    return jax.tree.map(lambda a, b: jnp.stack([a, a + b / 8]), x, x_dot)
+
+
+TRANSFORMS = {
+    "value": lambda f, x, x_dot: f(x),
+    "grad": lambda f, x, x_dot: jax.grad(loss(f))(x),
+    "jvp": lambda f, x, x_dot: jax.jvp(f, (x,), (x_dot,)),
+    "linearize": lambda f, x, x_dot: jax.linearize(f, x)[1](x_dot),
+    "jacfwd": lambda f, x, x_dot: of_row(jax.jacfwd, f, x),
+    "jacrev": lambda f, x, x_dot: of_row(jax.jacrev, few(f), x),
+    "hessian": lambda f, x, x_dot: of_row(jax.hessian, loss(f), x),
+    "jvp of grad": lambda f, x, x_dot: jax.jvp(jax.grad(loss(f)), (x,), (x_dot,)),
+    "grad of jvp": lambda f, x, x_dot: jax.grad(loss(along(f, x_dot)))(x),
+    "grad of grad": lambda f, x, x_dot: jax.grad(lambda x: dot(jax.grad(loss(f))(x), x_dot))(x),
+    "third order": lambda f, x, x_dot: along(jax.grad(loss(along(f, x_dot))), x_dot)(x),
+    "checkpoint": lambda f, x, x_dot: jax.grad(jax.checkpoint(loss(f)))(x),
+    "scan": lambda f, x, x_dot: jax.grad(loss(scanned(f)))(x),
+    "vmap": lambda f, x, x_dot: jax.vmap(f)(pair(x, x_dot)),
+    "vmap of grad": lambda f, x, x_dot: jax.vmap(jax.grad(loss(f)))(pair(x, x_dot)),
+}
+
+
+# The dearest to compile, and the cases that differ most.
+DEAR = {"third order", "hessian", "checkpoint"}
+IN_FULL = {"nothing", "lengths, traced", "bias for all queries", "learned score", "everything"}
+
+
+def asked(name):
+    return {n: transform for n, transform in TRANSFORMS.items() if n not in DEAR or name in IN_FULL}
+
+
+def assert_equal(got, want, where):
+    """Relative to the largest entry of each array."""
+    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    assert len(got) == len(want) > 0
+    for g, w in zip(got, want, strict=True):
+        g, w = np.asarray(g), np.asarray(w)
+        there = np.isfinite(w)
+        np.testing.assert_array_equal(g[~there], w[~there], err_msg=where)
+        size = max(np.abs(w[there]).max(initial=0), 1e-3)
+        off = np.abs(g[there] - w[there]).max(initial=0) / size
+        assert off <= EXACT, f"{where}: {off:.1e} of the largest entry"
+
+
+def only(names, tree):
+    """Of every derivative by name, those of what moves."""
+    if isinstance(tree, dict):
+        return {n: only(names, a) for n, a in tree.items() if n in names}
+    return tuple(only(names, a) for a in tree) if isinstance(tree, tuple) else tree
+
+
+@jax.jit
+def definition(x, x_dot, dense):
+    return {n: transform(by_definition(dense), x, x_dot) for n, transform in TRANSFORMS.items()}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", CASES)
+def test_every_transform_is_that_of_the_definition(name):
+    moves, *_, traced, _ = CASES[name]
+
+    @jax.jit
+    def ours(x, x_dot, traced):
+        f = in_tiles(name, traced)
+        every = {n: transform(f, x, x_dot) for n, transform in asked(name).items()}
+        (out, lse), pull = jax.vjp(f, x)
+        w = jnp.sin(out), jnp.where(lse == -jnp.inf, 0, jnp.cos(lse))
+        return every, (dot(w, every["linearize"]), dot(*pull(w), x_dot))
+
+    x, x_dot = movers(name)
+    got, (w_j, j_w) = ours(only(moves, x), only(moves, x_dot), traced)
+    want = definition(x, x_dot, written_out(name))
+    for transform in got:
+        assert_equal(got[transform], only(moves, want[transform]), transform)
+    assert abs(w_j - j_w) <= EXACT * abs(w_j), "the pairing ⟨w, Jv⟩ = ⟨Jᵀw, v⟩"
+
+
+def test_what_differs_by_a_billionth_is_seen():
+    want = {"a": np.ones(3)}, np.full(2, -np.inf)
+    assert_equal(want, want, "the same")
+    for got in (({"a": np.ones(3) + 1e-9}, want[1]), (want[0], np.zeros(2)), ({"a": np.full(3, np.nan)}, want[1])):
+        with pytest.raises(AssertionError, match="other"):
+            assert_equal(got, want, "other")
+
+
+# Loops and maps.
+
+
+@pytest.mark.usefixtures("x64")
+def test_every_second_derivative_of_a_scan_that_attends():
+    """Reverse over reverse too: each step's rule must outlive the scan's own taking apart."""
+    x, x_dot = (only("qkv", a) for a in movers("nothing"))
+
+    def orders(f):
+        g = scanned(f)
+        return {
+            "jvp of grad": along(jax.grad(loss(g)), x_dot)(x),
+            "grad of jvp": jax.grad(loss(along(g, x_dot)))(x),
+            "grad of grad": jax.grad(lambda x: dot(jax.grad(loss(g))(x), x_dot))(x),
+        }
+
+    got = jax.jit(lambda: orders(in_tiles("nothing", {})))()
+    want = jax.jit(lambda: orders(lambda x: reference.attention(x["q"], x["k"], x["v"])))()
+    for name in want:
+        assert_equal(got[name], want[name], name)
+
+
+BATCH = {
+    "all": {"q": 0, "k": 0, "v": 0, "bias": 0, "sink": 0, "mask": 0},
+    "queries": {"q": 1, "k": None, "v": None, "bias": None, "sink": None, "mask": None},
+    "keys and lengths": {"q": None, "k": 1, "v": 2, "bias": None, "sink": None, "mask": 0},
+    "bias and sink": {"q": None, "k": None, "v": None, "bias": 2, "sink": 1, "mask": None},
+    "only lengths": {"q": None, "k": None, "v": None, "bias": None, "sink": None, "mask": 0},
+}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", BATCH)
+def test_over_some_arguments_and_any_axis(name):
+    """vmap, vmap of grad, and of what is shared the gradient of the sum."""
+    axes = BATCH[name]
+    one = dict(zip("qkv", qkv(T=T, S=S), strict=True)) | {"bias": normal(T, S, seed=7), "sink": normal(T, seed=9)}
+    x = {n: a if axes[n] is None else np.stack([a, a / 2, a + 0.1], axes[n]) for n, a in one.items()}
+    lengths = np.array([0, 17, 41], np.int32) if axes["mask"] == 0 else np.int32(23)
+
+    def ours(x, n):
+        q, k, v, options = x["q"], x["k"], x["v"], {"bias": x["bias"], "sink": x["sink"]}
+        mask = masks.lengths(k=n)
+        return jattn.attention(q, k, v, mask=mask, return_lse=True, tile=(16, 16), **options)
+
+    def want(x, n):
+        q, k, v, options = x["q"], x["k"], x["v"], {"bias": x["bias"], "sink": x["sink"]}
+        return reference.attention(q, k, v, mask=jnp.arange(S)[None, :] < n, **options)
+
+    def every(f):
+        moves = {n: a for n, a in axes.items() if n != "mask"}
+        over = (moves, axes["mask"])
+        each = lambda x, n: (f(x, n), jax.grad(lambda x: weigh(*f(x, n)))(x))  # noqa: E731
+        summed = lambda x: weigh(*jax.vmap(f, over, (0, 1))(x, lengths))  # noqa: E731
+        hvp = jax.jvp(jax.grad(summed), (x,), (jax.tree.map(jnp.cos, x),))
+        return {"each": jax.vmap(each, over)(x, lengths), "sum": hvp}
+
+    got, want = jax.jit(lambda: every(ours))(), jax.jit(lambda: every(want))()
+    for transform in want:
+        assert_equal(got[transform], want[transform], transform)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_batch_walked_in_groups_is_each_example_alone():
+    """Tiles so large that only two examples run side by side, and one is left over."""
+    T, S = 257, 263
+    x = [np.stack([normal(n, 2, seed=10 * b + i) for b in range(5)]) for i, n in enumerate((T, S, S))]
+    lengths = np.array([263, 0, 100, 256, 257], np.int32)
+
+    def run(f):
+        def loss(*x):
+            out, lse = jax.vmap(f)(*x, lengths)
+            return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.where(lse == -jnp.inf, 0, jnp.sin(lse)))
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*x)
+
+    got = run(lambda *x: jattn.attention(*x[:3], mask=masks.lengths(k=x[3]), return_lse=True, tile=(256, 256)))
+    want = run(lambda *x: reference.attention(*x[:3], mask=jnp.arange(S)[None, :] < x[3]))
+    assert_equal(got, want, "value and gradient")
+
+
+@pytest.mark.usefixtures("x64")
+def test_nested_maps_with_heads_that_share_their_keys():
+    """dot_product_attention: what a key/value head gets is the sum over the query heads that it serves."""
+    B, N, K = 2, 4, 2
+    x = {"q": normal(B, T, N, D), "k": normal(B, S, K, D, seed=1), "v": normal(B, S, K, Dv, seed=2)}
+    x |= {"bias": normal(1, N, T, S, seed=7), "sink": normal(N, seed=9), "scale": np.float64(0.6)}
+    x_dot = jax.tree.map(np.cos, x)
+    lengths = np.array([17, 41], np.int32)
+
+    def ours(x):
+        options = {"bias": x["bias"], "sink": x["sink"], "scale": x["scale"], "key_value_seq_lengths": lengths}
+        return jattn.dot_product_attention(
+            x["q"], x["k"], x["v"], is_causal=True, return_residual=True, tile=(16, 16), **options
+        )
+
+    def repeated(x):
+        mask = (np.arange(S) < lengths[:, None, None]) & np.tri(T, S, dtype=bool)
+
+        def head(q, k, v, bias, sink, mask):
+            return reference.attention(q, k, v, bias=bias, sink=sink, scale=x["scale"], mask=mask)
+
+        heads = jax.vmap(head, (1, 1, 1, 0, 0, None), 1)
+        k, v = (jnp.repeat(x[n], N // K, 2) for n in "kv")
+        return jax.vmap(heads, (0, 0, 0, None, None, 0))(x["q"], k, v, x["bias"][0], x["sink"], mask)
+
+    names = ("value", "grad", "jvp", "jvp of grad", "grad of grad")
+    got, want = (jax.jit(lambda f=f: {n: TRANSFORMS[n](f, x, x_dot) for n in names})() for f in (ours, repeated))
+    for name in names:
+        assert_equal(got[name], want[name], name)
+
+
+# Fewer bits.
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("dtype", "of_values", "of_gradients"),
+    [(jnp.float64, 8, 8), (jnp.float32, 8, 8), (jnp.bfloat16, 0.75, 1), (jnp.float16, 0.75, 1)],
+)
+@pytest.mark.parametrize("seen", ["all", "causal", "bias"])
+def test_over_several_tiles_the_error_is_a_few_roundings(dtype, of_values, of_gradients, seen):
+    """Against float64, from inputs that the dtype holds exactly, in eps times the componentwise bound."""
+    *x, dout = (jnp.asarray(a, dtype) for a in (*qkv(T=T, S=T), normal(T, Dv, seed=5)))
+    bias = jnp.asarray(normal(T, T, seed=7), dtype) if seen == "bias" else None
+    mask = masks.causal() if seen == "causal" else None
+
+    @jax.jit
+    def both(q, k, v):
+        f = lambda *x: jattn.attention(*x, mask=mask, bias=bias, return_lse=True, tile=(16, 16))  # noqa: E731
+        (out, lse), pull = jax.vjp(f, q, k, v)
+        return out, lse, pull((dout, jnp.zeros_like(lse)))
+
+    out, lse, gradients = both(*x)
+    options = {"mask": None if mask is None else np.tri(T, dtype=bool)}
+    options["bias"] = None if bias is None else bias.astype(jnp.float64)
+    want, bound = bounds(*(np.asarray(a, np.float64) for a in (*x, dout)), **options)
+    assert_close(out, want["out"], ulps=of_values, scale=bound["out"])
+    assert_close(lse, want["lse"], ulps=8, scale=bound["lse"])
+    for name, got in zip("qkv", gradients, strict=True):
+        assert got.dtype == dtype
+        assert_close(got, want[name], ulps=of_gradients, scale=bound[name])

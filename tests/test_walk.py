@@ -1,0 +1,232 @@
+"""A function whose batch is walked is, but for the order in which its examples run, that function."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import assert_close, normal
+from jax.test_util import check_grads
+
+from jattn import _walk
+from jattn._walk import walk
+
+WHOLE = _walk._budget()  # what one group of examples may take
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy(_walk.Walkable):
+    """(a [n], b [n, m], c []) → (a vector, a scalar); `size` of them run side by side."""
+
+    size: int = 1
+
+    @property
+    def bytes(self):
+        return WHOLE // self.size
+
+    def __call__(self, a, b, c):
+        return plain(a, b, c)
+
+
+def plain(a, b, c):
+    return [jnp.sin(a * c) @ b, jnp.sum(jnp.cos(b) * c) * a[0]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(_walk.Walkable):
+    """Linear in its first operand, and says so; brings its own transpose along."""
+
+    size: int = 1
+    transposes: bool = True
+
+    @property
+    def bytes(self):
+        return WHOLE // self.size
+
+    @property
+    def linear(self):
+        return frozenset({0})
+
+    def __call__(self, a, b):
+        return [a @ jnp.exp(b)]
+
+    def transposed(self, over, shapes, n, outputs):
+        ours = self.transposes and over == (0,)
+        return LinearBack(self.size) if ours else super().transposed(over, shapes, n, outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearBack(_walk.Walkable):
+    size: int
+
+    @property
+    def bytes(self):
+        return WHOLE // self.size
+
+    @property
+    def linear(self):
+        return frozenset({1})
+
+    def __call__(self, b, ct):
+        return [jnp.exp(b) @ ct]
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch(_walk.Walkable):
+    """Takes one of two ways, as each example says."""
+
+    size: int = 1
+
+    @property
+    def bytes(self):
+        return WHOLE // self.size
+
+    def __call__(self, a, b, c):
+        return [jax.lax.cond(c > 0, lambda: jnp.sin(a) @ b, lambda: jnp.zeros(b.shape[1], a.dtype))]
+
+
+def operands(*batch):
+    return normal(*batch, 5), normal(*batch, 5, 3, seed=1), normal(*batch, seed=2) if batch else np.float64(0.7)
+
+
+def close(got, want):
+    assert_close(got, want, ulps=64, scale=8)
+
+
+def derivatives(f):
+    """Everything up to third order of f(a, b, c) → arrays."""
+
+    def loss(*x):
+        return sum(jnp.sum(jnp.sin(y)) for y in f(*x))
+
+    def orders(*x):
+        x_dot = tuple(jnp.cos(a) for a in x)
+        along = lambda g: lambda *x: jax.jvp(g, x, x_dot)[1]  # noqa: E731
+        gradient = jax.grad(loss, (0, 1, 2))
+        return {
+            "value": f(*x),
+            "jvp": along(f)(*x),
+            "grad": gradient(*x),
+            "jvp of grad": along(gradient)(*x),
+            "grad of jvp": jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), (0, 1, 2))(*x),
+            "grad of grad": jax.grad(lambda *x: sum(map(jnp.sum, gradient(*x))), (0, 1, 2))(*x),
+            "third": along(jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), (0, 1, 2)))(*x),
+            "linearize": jax.linearize(f, *x)[1](*x_dot),
+        }
+
+    return orders
+
+
+@pytest.mark.usefixtures("x64")
+def test_it_is_the_function_and_has_its_derivatives_to_third_order():
+    ours = derivatives(lambda *x: walk(Toy(), *x))
+    close(jax.jit(ours)(*operands()), jax.jit(derivatives(plain))(*operands()))
+    close(walk(Toy(), *operands()), plain(*operands()))
+    check_grads(lambda *x: walk(Toy(), *x), operands(), order=2, atol=1e-5, rtol=1e-5, eps=1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("batch", "size"), [(7, 1), (7, 3), (7, 7), (6, 3), (1, 1), (1, 4)])
+def test_mapped_it_is_the_mapped_function_in_groups_of_any_size(batch, size):
+    """One at a time, several, all, with a remainder and without; to third order."""
+
+    def mapped(f):
+        return jax.jit(derivatives(lambda *x: jax.vmap(f)(*x)))(*operands(batch))
+
+    close(mapped(lambda *x: walk(Toy(size), *x)), mapped(plain))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("axes", [(0, None, None), (None, 1, 0), (None, None, 0), (1, 2, None)])
+def test_some_operands_are_mapped_over_any_axis_and_the_others_shared(axes):
+    """What is shared gets the sum of what each example asks of it."""
+    x = tuple(
+        a if d is None else np.stack([a, a * 0.5, a - 0.3, a + 1], d) for a, d in zip(operands(), axes, strict=True)
+    )
+
+    def mapped(f):
+        return jax.jit(derivatives(lambda *x: jax.vmap(f, axes)(*x)))(*x)
+
+    close(mapped(lambda *x: walk(Toy(3), *x)), mapped(plain))
+
+
+@pytest.mark.usefixtures("x64")
+def test_maps_of_maps_of_derivatives():
+    x = operands(2, 3)
+
+    def nested(f):
+        one = derivatives(f)
+        inside = jax.vmap(jax.vmap(one))
+        outside = derivatives(lambda *x: jax.vmap(jax.vmap(f, (0, 0, None)), (1, 1, 0), 1)(*x[:2], x[2][0]))
+        return jax.jit(lambda *x: (inside(*x), outside(*x)))(*x)
+
+    close(nested(lambda *x: walk(Toy(2), *x)), nested(plain))
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_batch_of_none_has_the_shapes_of_any_other():
+    x = operands(0)
+    got = jax.vmap(lambda *x: walk(Toy(), *x))(*x)
+    assert [(y.shape, y.dtype) for y in got] == [((0, 3), np.float64), ((0,), np.float64)]
+    empty = jax.grad(lambda *x: sum(map(jnp.sum, jax.vmap(lambda *x: walk(Toy(), *x))(*x))), (0, 1))(*x)
+    assert [g.shape for g in empty] == [(0, 5), (0, 5, 3)]
+    shared = jax.grad(lambda c: sum(map(jnp.sum, jax.vmap(lambda a, b: walk(Toy(), a, b, c))(*x[:2]))))(0.5)
+    assert shared == 0
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("transposes", [True, False])
+def test_a_linear_function_may_bring_its_transpose_along(transposes):
+    """It is called, mapped and not; where it does not fit, JAX derives one."""
+
+    def both(f, axes):
+        g = jax.vmap(f, axes)
+        value, pull = jax.vjp(g, a, b)
+        return value, pull(jnp.cos(value)), jax.jvp(g, (a, b), (a, b)), jax.grad(lambda a: jnp.sum(g(a, b)))(a)
+
+    ours = lambda a, b: walk(Linear(2, transposes), a, b)[0]  # noqa: E731
+    a, b = normal(3, 5), normal(3, 5, 2, seed=1)
+    close(jax.jit(lambda: both(ours, 0))(), jax.jit(lambda: both(lambda a, b: a @ jnp.exp(b), 0))())
+    b = b[0]
+    close(jax.jit(lambda: both(ours, (0, None)))(), jax.jit(lambda: both(lambda a, b: a @ jnp.exp(b), (0, None)))())
+    back = str(jax.make_jaxpr(jax.grad(lambda a: jnp.sum(jax.vmap(ours, (0, None))(a, b))))(a))
+    assert ("LinearBack" in back) == transposes
+
+
+def primitives(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from primitives(inner)
+
+
+def of_mapped(f, x):
+    """The primitives of f mapped, with the function that it walks written out."""
+    (eqn,) = [e for e in jax.make_jaxpr(jax.vmap(f))(*x).eqns if e.primitive is _walk.walk_p] or [None]
+    return set(primitives(jax.make_jaxpr(eqn.params["fun"] if eqn else jax.vmap(f))(*x)))
+
+
+def test_walked_one_at_a_time_a_branch_not_taken_is_not_computed():
+    x = operands(4)
+    assert "cond" in of_mapped(lambda *x: walk(Branch(1), *x), x)
+    assert "cond" not in of_mapped(lambda *x: walk(Branch(2), *x), x)  # side by side both are, and one is selected
+    assert "cond" not in set(primitives(jax.make_jaxpr(jax.vmap(Branch()))(*x).jaxpr))
+
+
+@pytest.mark.usefixtures("x64")
+def test_equal_calls_are_compiled_once():
+    x = operands()
+    before = _walk._run._cache_size()
+    for _ in range(3):
+        walk(Toy(1), *x)
+        jax.grad(lambda a: walk(Toy(1), a, *x[1:])[1])(x[0])
+    first = _walk._run._cache_size() - before
+    walk(Toy(1), *x)
+    jax.grad(lambda a: walk(Toy(1), a, *x[1:])[1])(x[0])
+    assert _walk._run._cache_size() - before == first
+    assert Toy(1) == Toy(1) != Toy(2)
+    walk(Toy(5), *x)
+    assert _walk._run._cache_size() - before == first + 1  # another is seen
