@@ -1,5 +1,7 @@
 """Words: the few numerical moves that every computation of attention shares."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
@@ -21,8 +23,19 @@ below_p = Primitive("below")
 below_p.def_impl(jax.jit(lambda x, top: jnp.where(x >= top, 0, x - top)))
 below_p.def_abstract_eval(lambda x, top: x)
 mlir.register_lowering(below_p, mlir.lower_fun(below_p.impl, multiple_results=False))
-batching.defbroadcasting(below_p)
 ad.defjvp(below_p, lambda x_dot, x, top: x_dot, lambda top_dot, x, top: -top_dot)
+
+
+def _below_batched(xs: Sequence[jax.Array], dims: Sequence[int | None]) -> tuple[jax.Array, int]:
+    n = next(x.shape[d] for x, d in zip(xs, dims, strict=True) if d is not None)
+    x, top = (
+        jnp.broadcast_to(x, (n, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(xs, dims, strict=True)
+    )
+    return below_p.bind(x, top), 0
+
+
+batching.primitive_batchers[below_p] = _below_batched
 
 
 def set_aside(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -60,7 +60,7 @@ class Walkable:
 
 def walk(fun: Walkable, *operands: Any) -> list[jax.Array]:
     """`fun(*operands)`, one group of examples at a time where it is mapped."""
-    return walk_p.bind(*operands, fun=fun)
+    return walk_p.bind(*map(jnp.asarray, operands), fun=fun)
 
 
 @partial(jax.jit, static_argnums=0)

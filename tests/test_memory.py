@@ -14,8 +14,8 @@ from jattn import _walk, masks, reference
 
 T, S = 67, 71
 TILE = (16, 16)
-FEW = T * S // 4  # entries: more than any input or row of tiles here, less than anything that grows with T × S
-WHOLE = {(T, S), (80, 80)}  # of a bias or a dense mask, as given and with the rows that pad
+FEW = T * S // 3  # entries: more than any input or row of tiles here, less than anything that grows with T × S
+WHOLE = {(T, S), (80, S), (80, 80)}  # of a bias or a dense mask, as given and with the rows that pad
 PLACES = {"q_positions": np.arange(T, dtype=np.int32) + 4, "k_positions": np.arange(S, dtype=np.int32)}
 LENGTH = masks.lengths(k=np.int32(50))
 

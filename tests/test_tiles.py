@@ -1,0 +1,232 @@
+"""Tiles: which are visited and which are not, what pads them, and dropout that does not know of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import D, S, T, assert_close, assert_same, normal, pairs, qkv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+from test_masks import k_places, q_places, trees
+
+import jattn
+from jattn import masks, reference, tiles
+
+lengths = st.integers(1, 5000)
+
+
+@given(lengths, lengths, st.sampled_from(["cpu", "gpu", "tpu"]))
+def test_tiles_are_even_and_pad_little(T, S, backend):
+    q, k = tiles.tile_sizes(T, S, backend=backend)
+    for n, tile in ((T, q), (S, k)):
+        count = -(-n // tile)
+        assert 1 <= tile <= n + 15
+        assert tile % 16 == 0 or count == 1, "tiles begin at the cells in which dropout is drawn"
+        assert count * tile - n < 16 * count, "no more than is needed to round up"
+    assert q * k * 4 <= 2**22, "a tile of float32 stays in a cache or two"
+    assert tiles.tile_sizes(T, S) == tiles.tile_sizes(T, S, backend=jax.default_backend())
+
+
+def test_a_small_call_is_one_tile_and_an_accelerator_has_larger_ones():
+    assert tiles.tile_sizes(13, 17, backend="cpu") == (13, 17)
+    cpu, gpu = (tiles.tile_sizes(8192, 8192, backend=b) for b in ("cpu", "gpu"))
+    assert np.prod(cpu) < np.prod(gpu)
+
+
+def plan_and_operands(mask, q_tile, k_tile, *, T=T, S=S, at=None):
+    at = at or (None, None)
+    plan = tiles.Plan(T, S, q_tile, k_tile, jnp.dtype(jnp.float32), None)
+    q, k, v = map(jnp.asarray, qkv(T=T, S=S, dtype=np.float32))
+    x = tiles.Operands(q, k, v, None, None, jnp.float32(1), (), mask, *at, None)
+    return plan, tiles.padded(plan, x)
+
+
+def verdicts(plan, x):
+    """0, 1 or 2 for each tile: none, some, all meet."""
+    route = tiles.route(plan, x)
+    if route.verdict is not None:
+        return np.asarray(route.verdict)
+    known = np.zeros((plan.nq, plan.nk), int)
+    for n, places in zip((2, 1), route.lists, strict=True):
+        known[tuple(places.T)] += n
+    return known
+
+
+sizes = st.tuples(st.sampled_from([4, 5, 13]), st.sampled_from([3, 8, 17]))
+
+
+@settings(max_examples=60)
+@given(trees, sizes, st.booleans())
+def test_a_verdict_is_never_wrong(tree, sizes, placed):
+    mask, booleans = tree
+    at = (jnp.asarray(q_places), jnp.asarray(k_places)) if placed else (None, None)
+    if not placed:
+        rows = (masks.Rows(0, jnp.arange(n, dtype=jnp.int32)) for n in (T, S))
+        booleans = np.asarray(mask.pairs(*rows))
+    plan, x = plan_and_operands(mask, *sizes, at=at)
+    known = verdicts(plan, x)
+    for i in range(plan.nq):
+        for j in range(plan.nk):
+            here = booleans[i * plan.q_tile :, j * plan.k_tile :][: plan.q_tile, : plan.k_tile]
+            if known[i, j] == 0:
+                assert not here.any()
+            if known[i, j] == 2:
+                assert here.all()
+                assert here.shape[1] == plan.k_tile, "a tile that holds padding is masked"
+            met = np.asarray(tiles.meeting(plan, x, i, j))
+            np.testing.assert_array_equal(met[: here.shape[0], : here.shape[1]], here)
+            assert not met[:, here.shape[1] :].any(), "a row that pads is met by none"
+
+
+EXACT = {
+    "nothing": (None, lambda t, s: t >= 0 * s),
+    "causal": (masks.causal(), lambda t, s: t >= s),
+    "window": (masks.window(20, 3), lambda t, s: (t - s <= 20) & (s - t <= 3)),
+    "not causal": (~masks.causal(), lambda t, s: t < s),
+    "lengths": (masks.lengths(q=30, k=20), lambda t, s: (t < 30) & (s < 20)),
+    "causal, lengths": (masks.causal() & masks.lengths(k=20), lambda t, s: (t >= s) & (s < 20)),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", EXACT)
+def test_each_tile_that_may_meet_is_visited_once_and_no_other(name, traced):
+    """Those where all meet without a mask; by both ways of walking them, known before tracing or not."""
+    mask, rule = EXACT[name]
+    T, S = 41, 53
+    t, s = np.arange(T)[:, None], np.arange(S)[None, :]
+    at = (jnp.arange(T, dtype=jnp.int32), jnp.arange(S, dtype=jnp.int32)) if traced else None
+    if traced and "lengths" in name:
+        mask = (
+            masks.lengths(q=np.int32(30), k=np.int32(20))
+            if name == "lengths"
+            else (masks.causal() & masks.lengths(k=np.int32(20)))
+        )
+    plan, x = plan_and_operands(mask, 16, 16, T=T, S=S, at=at)
+    met = np.zeros((plan.nq * 16, plan.nk * 16), bool)
+    met[:T, :S] = np.broadcast_to(rule(t, s), (T, S))
+    by_tile = met.reshape(plan.nq, 16, plan.nk, 16).swapaxes(1, 2)
+    real = np.ones((plan.nq * 16, 1), bool)
+    real[T:] = False
+    rows = by_tile | ~real.reshape(plan.nq, 1, 16, 1)  # queries that pad ask for no mask
+    want = np.where(rows.all((2, 3)), 100, np.where(by_tile.any((2, 3)), 1, 0))
+    route = tiles.route(plan, x)
+    assert (route.lists is None) == (
+        traced and (mask is None or mask.looks_at_positions or "lengths" in name) and mask is not None
+    )
+
+    def visit(counts, i, j, masked):
+        return counts.at[i, j].add(1 if masked else 100)
+
+    def by_rows():
+        row = lambda counts, i: (  # noqa: E731
+            tiles.over_keys(tiles.route(plan, x), i, lambda c, j, masked: visit(c, i, j, masked), counts),
+            jnp.zeros((1,)),
+        )
+        return tiles.over_queries(plan, row, jnp.zeros((plan.nq, plan.nk), jnp.int32))[0]
+
+    def by_tiles():
+        return tiles.over_tiles(tiles.route(plan, x), visit, jnp.zeros((plan.nq, plan.nk), jnp.int32))
+
+    np.testing.assert_array_equal(jax.jit(by_rows)(), want)
+    np.testing.assert_array_equal(jax.jit(by_tiles)(), want)
+    assert name == "nothing" or (want == 0).any()
+
+
+def test_a_tile_that_is_skipped_is_not_looked_at():
+    """What would be an error of every pair in it, a NaN in its sum, does not come out."""
+    q, k, v = qkv(T=41, S=41, dtype=np.float32)
+    v[32:] = np.nan
+    out = jax.jit(lambda *x: jattn.attention(*x, mask=masks.causal(), tile=(16, 16)))(q, k, v)
+    assert np.isfinite(out[:32]).all()
+    assert np.isnan(out[32:]).all()
+
+
+# Dropout.
+
+KEY = np.array([0, 7], np.uint32)
+
+
+def pattern(rate, *, T=67, S=71, key=KEY, tile=None):
+    """What dropout multiplies each weight by: equal weights, and of each value its own column."""
+    zeros, options = jnp.zeros((T, D)), {"dropout_rate": rate, "dropout_key": key, "tile": tile}
+    return np.asarray(jax.jit(lambda: jattn.attention(zeros, jnp.zeros((S, D)), jnp.eye(S), **options))()) * S
+
+
+def test_dropout_has_one_pattern_whatever_the_tile():
+    want = pattern(0.4)
+    for tile in ((16, 16), (32, 16), (16, 48), (80, 80)):
+        got = pattern(0.4, tile=tile)
+        np.testing.assert_array_equal(got > 0, want > 0)
+        assert_close(got, want, ulps=8)
+    smaller = pattern(0.4, T=19, S=23, tile=(16, 16))
+    np.testing.assert_array_equal(smaller > 0, want[:19, :23] > 0)  # nor the lengths
+    assert ((pattern(0.4, key=KEY + 1) > 0) != (want > 0)).mean() > 0.3
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_drops_its_share_and_makes_up_for_it(rate):
+    found = pattern(rate)
+    kept = found > 0
+    spread = np.sqrt(rate * (1 - rate) / kept.size)
+    assert abs(kept.mean() - (1 - rate)) < 4 * spread
+    assert_close(found[kept], np.full(kept.sum(), 1 / (1 - rate)), ulps=16)
+    for axis in (0, 1):  # no row and no column is all kept or all dropped
+        assert kept.mean(axis).min() > 0 or rate > 0.8
+        assert kept.mean(axis).max() < 1
+    cells = kept[:64, :64].reshape(4, 16, 4, 16).swapaxes(1, 2).reshape(16, -1)
+    assert len(np.unique(cells, axis=0)) == 16, "no two cells are drawn alike"
+
+
+def test_dropout_does_not_change_the_mean_nor_lse():
+    q, k, v = qkv(T=19, S=23, dtype=np.float32)
+    f = lambda key: jattn.attention(  # noqa: E731
+        q, k, v, dropout_rate=0.3, dropout_key=key, return_lse=True, tile=(16, 16)
+    )
+    out, lse = jax.jit(jax.vmap(f))(jax.random.split(jax.random.key(0), 1000))
+    want, want_lse = jax.jit(lambda: jattn.attention(q, k, v, return_lse=True))()
+    error = np.asarray(out).std(0) / np.sqrt(1000)
+    assert (np.abs(np.asarray(out).mean(0) - want) < 5 * error).all()
+    assert out.std(0).min() > 0.01
+    assert_close(lse, np.broadcast_to(want_lse, lse.shape), ulps=8)
+
+
+def test_a_rate_of_zero_drops_nothing():
+    q, k, v = qkv(T=19, S=23, dtype=np.float32)
+    want = jax.jit(jattn.attention)(q, k, v)
+    assert_same(jattn.attention(q, k, v, dropout_rate=0.0), jattn.attention(q, k, v))
+    got = jax.jit(lambda rate: jattn.attention(q, k, v, dropout_rate=rate, dropout_key=KEY))(np.float32(0))
+    assert_close(got, want, ulps=4)
+
+
+@pytest.mark.usefixtures("x64")
+def test_each_derivative_drops_the_same_weights():
+    """By linearity in the values, and by finite differences to second order."""
+    T, S = 19, 23
+    q, k, _ = qkv(T=T, S=S)
+    options = {"dropout_rate": 0.4, "dropout_key": KEY, "tile": (16, 16), "mask": pairs(T=T, S=S)}
+    kept = pattern(0.4, T=T, S=S)
+    weights = np.asarray(reference.steps(jnp.asarray(q), jnp.asarray(k), jnp.eye(S), mask=options["mask"])[0].weights)
+    want = np.where(kept > 0, weights / 0.6, 0)
+
+    @jax.jit
+    def of_values(v):
+        f = lambda v: jattn.attention(q, k, v, **options)  # noqa: E731
+        out, pull = jax.vjp(f, v)
+        return out, jax.jvp(f, (v,), (v,))[1], pull(jnp.eye(T, S))[0]
+
+    out, out_dot, dv = of_values(jnp.eye(S))
+    assert_close((out, out_dot, dv), (want, want, want.T @ np.eye(T, S)), ulps=32)
+    v = normal(S, 2, seed=3)
+    f = jax.jit(lambda q, k, v: jattn.attention(q, k, v, **options))
+    check_grads(f, (q, k, v), order=2, atol=1e-5, rtol=1e-5, eps=1e-5)
+
+
+def test_each_head_and_each_example_has_a_pattern_of_its_own():
+    query, key = jnp.zeros((2, 19, 4, D)), jnp.zeros((2, 23, 2, D))
+    value = jnp.broadcast_to(jnp.eye(23)[:, None], (2, 23, 2, 23))
+    f = jax.jit(lambda rng: jattn.dot_product_attention(query, key, value, dropout_rate=0.5, dropout_key=rng))
+    kept = np.asarray(f(KEY) > 0).transpose(0, 2, 1, 3).reshape(8, -1)
+    assert len(np.unique(kept, axis=0)) == 8
+    assert_same(f(KEY), f(KEY))
