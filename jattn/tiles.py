@@ -302,6 +302,7 @@ def over_tiles(route: Route, add: Callable[..., Any], carry: Any) -> Any:
         verdict = route.verdict
         places = jnp.asarray(np.argwhere(np.ones(verdict.shape)), jnp.int32)
 
+        @jax.checkpoint  # or the branches would keep, of every tile, all that they look at
         def visit(c: Any, place: jax.Array) -> Any:
             i, j = place
             visits = [lambda c: c, lambda c: add(c, i, j, True), lambda c: add(c, i, j, False)]
