@@ -129,24 +129,23 @@ class Cotangents(_Pass):
         def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
             w = _Weights(saved, i, j, masked)
             there = w.moving(move)
-            q, k = tiles.scaled(w.tile), w.tile.k
+            q, k = w.tile.q, w.tile.k
             if masked:
                 (q, q_bad), (k, k_bad) = set_aside(q), set_aside(k)
-            logits, pull = jax.vjp(w.worth, k @ q.T, there.bias, there.captured)
+            scaled = tiles.scaled(q, w.tile)
+            logits, pull = jax.vjp(w.worth, k @ scaled.T, there.bias, there.captured)
             p = w.of(logits)
             dout, g = rows(dout_padded, i, plan.q_tile), rows(g_padded, i, plan.q_tile)
             ds, dbias, dcaptured = pull(p * (w.drop(w.v @ dout.T) + g[None, :]))
             dq = _turned_dot(k, ds)  # of the scaled query, [D, queries]
             dq, dk = jnp.where(q_bad[None, :], 0, dq) if masked else dq, None
             if there.k is not None:
-                dk = jnp.where(k_bad[:, None], 0, ds @ q) if masked else ds @ q
+                dk = jnp.where(k_bad[:, None], 0, ds @ scaled) if masked else ds @ scaled
             parts = [
                 None if there.q is None else dq * w.tile.scale,
                 dk,
                 dbias,
-                None
-                if there.scale is None
-                else jnp.sum(dq * jnp.where(q_bad[None, :], 0, w.tile.q.T) if masked else dq * w.tile.q.T),
+                None if there.scale is None else jnp.sum(dq * q.T),
                 dcaptured,
                 None if move.v is None else w.without_bad(w.drop(p) @ dout),
             ]

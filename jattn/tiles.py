@@ -155,21 +155,22 @@ def _rows(n: int, i: Any, positions: jax.Array | None) -> Rows:
     return Rows(start, start + jnp.arange(n, dtype=jnp.int32) if positions is None else rows(positions, i, n))
 
 
-def scaled(tile: Tile) -> jax.Array:
-    """The queries times the scale, once and before the dot.
+def scaled(q: jax.Array, tile: Tile) -> jax.Array:
+    """The queries of a tile, bad ones set aside before (0 · NaN would reach the scale), times the scale before the dot.
 
     The products then end in a sum, not in a factor that XLA could fuse with "− max".
     """
-    return tile.q * tile.scale
+    return q * tile.scale
 
 
 def logits(
     plan: Plan, x: Operands, i: Any, j: Any, met: jax.Array | None, tile: Tile, *, keys_first: bool = False
 ) -> jax.Array:
     """l_ts of one tile, queries down and keys across, or turned about; −∞ where a pair is not `met` (None: all are)."""
-    q, k = scaled(tile), tile.k
+    q, k = tile.q, tile.k
     if met is not None:
         q, k = set_aside(q)[0], set_aside(k)[0]
+    q = scaled(q, tile)
     products = k @ q.T if keys_first else q @ k.T
     return worth(plan, x, i, j, met, tile, products, keys_first=keys_first)
 
