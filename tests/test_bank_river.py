@@ -38,7 +38,7 @@ RUNS = [(word, mover) for word in CONTEXTS for mover in MOVERS]
 def run(*argv, **environment):
     env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "NO_COLOR")} | environment
     command = [sys.executable, "-W", "error", str(FOLDER / "bank_river.py"), *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=240, check=False)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=900, check=False)
 
 
 def arguments(*argv):

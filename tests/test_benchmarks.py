@@ -26,7 +26,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def run(*command):
     done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=900, check=False
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -52,7 +52,7 @@ def run(name: str, *argv: str, **environment: str) -> subprocess.CompletedProces
     hidden = {"FORCE_COLOR", "COLUMNS", "NO_COLOR", "TTY_COMPATIBLE"}
     env = {key: value for key, value in os.environ.items() if key not in hidden} | environment
     command = [sys.executable, str(FOLDER / f"{name}.py"), *argv]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=900, check=False)
 
 
 def by_numpy(q, k, v) -> dict[str, np.ndarray]:

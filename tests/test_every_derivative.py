@@ -33,7 +33,7 @@ def plain(environment):
 
 
 def run(*argv, **environment):
-    how = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 240, "check": False}
+    how = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 900, "check": False}
     return subprocess.run(command(*argv), env=plain(environment), **how)
 
 
