@@ -9,7 +9,9 @@ examples at a time, one group after another, and inside a group of one everythin
 Nothing else changes. It has every derivative of `fun`, in both modes and to every order:
 
     jvp          one more walk, of the tangent function, linear in the tangents
-    transpose    one more walk, of its transpose: derived by JAX, or the one that `fun` brings along
+    transpose    one more walk, of its transpose
+
+both derived by JAX, or the ones that `fun` brings along.
 
 This is the "linear map with an explicit transpose" that `jax.custom_derivatives.linear_call` offers, with
 the batching rule and the higher orders that it lacks. A function to be walked is a hashable value (a frozen
@@ -49,6 +51,18 @@ class Walkable:
     def smooth(self, *xs: jax.Array) -> list[jax.Array]:
         """The same function, in a form that JAX can transpose: loops of static length, nothing kept in a carry."""
         return self(*xs)
+
+    @property
+    def constant(self) -> frozenset[int]:
+        """The outputs that have no tangent."""
+        return frozenset()
+
+    def tangent(self, over: tuple[int, ...]) -> "Walkable | None":
+        """(operands, outputs, tangents of the operands at `over`) → tangents of the outputs but the constant ones.
+
+        None where the function brings none along, and JAX is to derive it.
+        """
+        return None
 
     def transposed(self, over: tuple[int, ...], shapes: tuple[Any, ...], n: int, outputs: int) -> "Walkable":
         """(operands but those at `over`, cotangents of the outputs) → cotangents of the operands at `over`.
@@ -146,7 +160,12 @@ def _jvp_rule(primals: Leaves, tangents: Leaves, *, fun: Walkable) -> tuple[list
     if set(over) <= fun.linear:  # then its derivative is itself
         moved = [ad.instantiate_zeros(tangents[i]) if i in fun.linear else x for i, x in enumerate(primals)]
         return out, walk(fun, *moved)
-    return out, walk(Tangent(fun, over, len(primals)), *primals, *(tangents[i] for i in over))
+    dots = [tangents[i] for i in over]
+    own = fun.tangent(over)
+    if own is None:
+        return out, walk(Tangent(fun, over, len(primals)), *primals, *dots)
+    moving = iter(walk(own, *primals, *out, *dots))
+    return out, [ad.Zero(jax.typeof(y)) if i in fun.constant else next(moving) for i, y in enumerate(out)]
 
 
 def _transpose_rule(cts: Leaves, *operands: Any, fun: Walkable) -> list[Any]:
@@ -193,6 +212,18 @@ class Mapped(Walkable):
 
     def smooth(self, *xs: jax.Array) -> list[jax.Array]:
         return self._over(jax.checkpoint(self.fun.smooth), xs)
+
+    @property
+    def constant(self) -> frozenset[int]:
+        return self.fun.constant
+
+    def tangent(self, over: tuple[int, ...]) -> Walkable | None:
+        own = self.fun.tangent(over)
+        if own is None:
+            return None
+        stacked = tuple(not summed for summed in self.summed)
+        mapped = self.mapped + stacked + tuple(self.mapped[i] for i in over)
+        return Mapped(own, mapped, self.size, tuple(s for i, s in enumerate(self.summed) if i not in self.constant))
 
     def transposed(self, over: tuple[int, ...], shapes: tuple[Any, ...], n: int, outputs: int) -> Walkable:
         one = tuple(

@@ -5,12 +5,10 @@ fold is married to its derivative, and both to the tiles that they walk.
 """
 
 import dataclasses
-from functools import partial
 from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from jattn import _checks, masks, reference
 from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
@@ -164,28 +162,24 @@ def attend(
     if sink is not None and sink.shape != (T,):
         sink = sink.reshape(())
     x = Operands(q, k, v, bias, sink, scale, captured, mask, q_positions, k_positions, dropout)
-    out, m, log_sum = _attend(Plan(T, S, min(q_tile, T), min(k_tile, S), dtype, closed), x)
+    leaves, tree = jax.tree.flatten(x)
+    out, m, log_sum = walk(_Attend(Plan(T, S, min(q_tile, T), min(k_tile, S), dtype, closed), tree), *leaves)
     return out.astype(v.dtype), m + log_sum
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attend(plan: Plan, x: Operands) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(out, m, log_sum) with lse = m + log_sum; m counts as a constant, and log_sum carries the derivative of lse."""
-    leaves, tree = jax.tree.flatten(x)
-    out, m, log_sum = walk(Fold(plan, tree), *leaves)
-    return out, m, log_sum
+@dataclasses.dataclass(frozen=True)
+class _Attend(Fold):
+    """The forward fold with its derivative.
 
+    Of (out, m, log_sum), lse = m + log_sum, m counts as a constant, and log_sum carries the derivative of lse.
+    """
 
-@partial(_attend.defjvp, symbolic_zeros=True)
-def _attend_jvp(plan: Plan, primals: tuple[Operands], tangents: tuple[Any]) -> Any:
-    (x,), (x_dot,) = primals, tangents
-    out, m, log_sum = _attend(plan, x)
-    leaves, tree = jax.tree.flatten(x)
-    dots = jax.tree.leaves(x_dot, is_leaf=lambda t: isinstance(t, SymbolicZero))
-    over = tuple(i for i, t in enumerate(dots) if not isinstance(t, SymbolicZero))
-    moved = [dots[i] for i in over]
-    out_dot, lse_dot = walk(Tangents(plan, tree, over), *leaves, out, m, log_sum, *moved)
-    return (out, m, log_sum), (out_dot, jnp.zeros_like(m), lse_dot)
+    @property
+    def constant(self) -> frozenset[int]:
+        return frozenset({1})
+
+    def tangent(self, over: tuple[int, ...]) -> Tangents:
+        return Tangents(self.plan, self.tree, over)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -243,11 +243,6 @@ def test_what_differs_by_a_billionth_is_seen():
 # Loops and maps.
 
 
-@pytest.mark.xfail(
-    raises=ValueError,
-    strict=True,
-    reason="reverse over reverse through lax.scan: JAX drops the custom_jvp of door._attend",
-)
 @pytest.mark.usefixtures("x64")
 def test_every_second_derivative_of_a_scan_that_attends():
     """Reverse over reverse too: each step's rule must outlive the scan's own taking apart."""

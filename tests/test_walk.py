@@ -73,6 +73,44 @@ class LinearBack(_walk.Walkable):
 
 
 @dataclasses.dataclass(frozen=True)
+class Married(_walk.Walkable):
+    """(a [n], c []) → (exp(c·a), a constant): its tangent is made of its output."""
+
+    size: int = 1
+
+    @property
+    def bytes(self):
+        return WHOLE // self.size
+
+    @property
+    def constant(self):
+        return frozenset({1})
+
+    def __call__(self, a, c):
+        return [jnp.exp(c * a), jnp.max(a)]
+
+    def tangent(self, over):
+        return MarriedDot(self.size, over)
+
+
+@dataclasses.dataclass(frozen=True)
+class MarriedDot(_walk.Walkable):
+    size: int
+    over: tuple
+
+    @property
+    def bytes(self):
+        return WHOLE // self.size
+
+    @property
+    def linear(self):
+        return frozenset(range(4, 4 + len(self.over)))
+
+    def __call__(self, a, c, y, _, *dots):
+        return [y * sum((c, a)[i] * dot for i, dot in zip(self.over, dots, strict=True))]
+
+
+@dataclasses.dataclass(frozen=True)
 class Branch(_walk.Walkable):
     """Takes one of two ways, as each example says."""
 
@@ -95,23 +133,24 @@ def close(got, want):
 
 
 def derivatives(f):
-    """Everything up to third order of f(a, b, c) → arrays."""
+    """Everything up to third order of a function of arrays to arrays."""
 
     def loss(*x):
         return sum(jnp.sum(jnp.sin(y)) for y in f(*x))
 
     def orders(*x):
+        all_of_them = tuple(range(len(x)))
         x_dot = tuple(jnp.cos(a) for a in x)
         along = lambda g: lambda *x: jax.jvp(g, x, x_dot)[1]  # noqa: E731
-        gradient = jax.grad(loss, (0, 1, 2))
+        gradient = jax.grad(loss, all_of_them)
         return {
             "value": f(*x),
             "jvp": along(f)(*x),
             "grad": gradient(*x),
             "jvp of grad": along(gradient)(*x),
-            "grad of jvp": jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), (0, 1, 2))(*x),
-            "grad of grad": jax.grad(lambda *x: sum(map(jnp.sum, gradient(*x))), (0, 1, 2))(*x),
-            "third": along(jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), (0, 1, 2)))(*x),
+            "grad of jvp": jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), all_of_them)(*x),
+            "grad of grad": jax.grad(lambda *x: sum(map(jnp.sum, gradient(*x))), all_of_them)(*x),
+            "third": along(jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), all_of_them))(*x),
             "linearize": jax.linearize(f, *x)[1](*x_dot),
         }
 
@@ -192,6 +231,30 @@ def test_a_linear_function_may_bring_its_transpose_along(transposes):
     close(jax.jit(lambda: both(ours, (0, None)))(), jax.jit(lambda: both(lambda a, b: a @ jnp.exp(b), (0, None)))())
     back = str(jax.make_jaxpr(jax.grad(lambda a: jnp.sum(jax.vmap(ours, (0, None))(a, b))))(a))
     assert ("LinearBack" in back) == transposes
+
+
+def unmarried(a, c):
+    return [jnp.exp(c * a), jax.lax.stop_gradient(jnp.max(a))]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("axes", [(0, 0), (1, None), (None, 0)])
+def test_a_function_may_bring_its_tangent_along(axes):
+    """It is called, mapped too, and its constants have no derivative."""
+    x = tuple(a if d is None else np.stack([a, a / 2, a - 1], d) for a, d in zip((normal(5), 0.7), axes, strict=True))
+    ours = jax.vmap(lambda a, c: walk(Married(2), a, c), axes)
+    close(jax.jit(derivatives(ours))(*x), jax.jit(derivatives(jax.vmap(unmarried, axes)))(*x))
+    assert "MarriedDot" in str(jax.make_jaxpr(lambda *x: jax.jvp(ours, x, x))(*x))
+
+
+@pytest.mark.usefixtures("x64")
+def test_its_own_tangent_outlives_a_scan_that_is_taken_apart():
+    def scanned(f):
+        return lambda a, c: [jax.lax.scan(lambda a, _: (jnp.sin(f(a, c)[0]), None), a, length=3)[0]]
+
+    x = normal(5), 0.7
+    ours = scanned(lambda a, c: walk(Married(), a, c))
+    close(jax.jit(derivatives(ours))(*x), jax.jit(derivatives(scanned(unmarried)))(*x))
 
 
 def primitives(jaxpr):
