@@ -180,6 +180,14 @@ REFUSED = [
 ]
 
 
+def test_help_says_what_it_shows_and_takes():
+    said = demo.arguments().format_help()
+    assert demo.__doc__.splitlines()[0] in said
+    assert {"--steps", "--readers", "--rate", "--seed", "--out", "--json"} <= set(
+        said.replace("[", " ").replace("]", " ").split()
+    )
+
+
 @pytest.mark.parametrize(("argv", "says"), REFUSED, ids=[" ".join(argv)[:15] for argv, _ in REFUSED])
 def test_bad_input_is_one_line_and_status_2(argv, says, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["learns_from_text.py", *argv])

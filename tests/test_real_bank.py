@@ -396,6 +396,14 @@ def refusal(argv, monkeypatch, capsys):
     return err
 
 
+def test_help_says_what_it_shows_and_takes():
+    said = demo.arguments().format_help()
+    assert demo.__doc__.splitlines()[0] in said
+    assert {"--word", "--clue", "--senses", "--model", "--out", "--json"} <= set(
+        said.replace("[", " ").replace("]", " ").split()
+    )
+
+
 @pytest.mark.parametrize(("argv", "says"), REFUSED, ids=[" ".join(argv)[:40] for argv, _ in REFUSED])
 def test_bad_input_is_one_line_and_status_2(argv, says, here, model, monkeypatch, capsys):
     monkeypatch.setattr(demo, "load", lambda where: model)
