@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import D, Dv, S, T
+from test_lab import MESSAGES as LAB
 
 import jattn
 from jattn import masks
@@ -105,6 +106,7 @@ TABLE = [
     (attend(tile=(0, 16)), ValueError, "attention: tile must be at least 1, got tile 0. Pass a Python int of at least 1."),
     (attend(tile=(16, 16.0)), TypeError, "attention: tile must be a whole number, got tile of type float. Pass a Python int of at least 1."),
     (lambda: jattn.explain(Q[0], KEYS, V), ValueError, f"explain: q must have the axes [T, D], got q [5]. {ONE_HEAD}"),
+    *LAB,
     # weights_of
     (rows_of(), ValueError, "weights_of: lse must have the shape [T], got q [13, 5] and lse [17]. Pass what attention(..., return_lse=True) returned for this q."),
     (rows_of(lse=whole(T)), TypeError, "weights_of: lse must be floating point, got lse int32[13]. Convert it first: lse.astype(jax.numpy.float32)."),
@@ -258,7 +260,7 @@ def reached(call):
         trace = refusal.__traceback__
         while trace:
             file = Path(trace.tb_frame.f_code.co_filename)
-            if file.parent == PACKAGE:
+            if PACKAGE in file.parents:
                 yield file.stem, trace.tb_lineno
             trace = trace.tb_next
 
