@@ -28,7 +28,8 @@ def arguments() -> argparse.ArgumentParser:
 def compute(args: argparse.Namespace) -> dict:
     wanted = [f for f in lab.RESULTS if args.only in (None, f.__name__)]
     found = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    paper = Console(stderr=True)
+    with Progress(console=paper, transient=True, disable=not paper.is_terminal) as progress:
         for reproduce in progress.track(wanted, description="reproducing"):
             begun = time.perf_counter()
             r = reproduce(args.seed)
@@ -50,19 +51,16 @@ def lines(r: dict) -> list[list[str]]:
         spread = (
             f"± {below:.0e}" if below == above < LOUD else f"{number(expected - below)} … {number(expected + above)}"
         )
-        made.append([f"  {name}", number(measured), number(expected), spread, "yes" if r["holds"][name] else "NO"])
+        made.append([name, number(measured), number(expected), spread, "yes" if r["holds"][name] else "NO"])
     return made
 
 
 def show(console: Console, r: dict) -> None:
-    rows: list[list[str]] = []
     for x in r["results"]:
-        rows += [[x["claim"], "", "", "", ""], *lines(x), ["", "", "", "", ""]]
-    _cli.title(console, f"Published results, reproduced; seed {r['seed']}")
-    console.print(_cli.table(["", "measured", "expected", "within", "holds"], rows[:-1]))
-    _cli.title(console, "Who says so")
-    for x in r["results"]:
-        console.print(f"{x['source']}: {x['oracle']} ({x['seconds']:.0f} s)")
+        _cli.title(
+            console, x["claim"], f"{x['source']}. Oracle: {x['oracle']}. Seed {r['seed']}, {x['seconds']:.0f} s."
+        )
+        console.print(_cli.table(["", "measured", "expected", "within", "holds"], lines(x)))
     names = {x["name"]: x["measured"] for x in r["results"]}
     _cli.title(console, "Where the popular story is wrong")
     if "attention_as_svm" in names:
