@@ -73,7 +73,10 @@ def _integrate(
 
     taus = jnp.concatenate([jnp.zeros(1, times.dtype), jnp.log1p(times)])
     path = odeint(flow, params, taus, data, rtol=tolerance / 10, atol=tolerance / 10)
-    path = jax.tree.map(lambda x: x[1:], path)
+    # odeint divides by the length of its last step, and at t = 0 there was none.
+    path = jax.tree.map(
+        lambda x, x0: jnp.where((times == 0).reshape(-1, *[1] * x0.ndim), x0[None], x[1:]), path, params
+    )
 
     def look(i: jax.Array, params: Tree) -> tuple[jax.Array, Tree]:
         value, grads = jax.value_and_grad(loss)(params, *data)

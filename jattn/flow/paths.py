@@ -94,22 +94,21 @@ class Rule:
         return Walk(params, state, sums, step, broke)
 
     def step(self, walk: Walk, data: tuple) -> Walk:
-        """One step of the optimiser, unless the run broke before or would now."""
+        """One step of the optimiser, unless the run broke before or would now.
 
-        def take(walk: Walk) -> Walk:
-            loss, grads = jax.value_and_grad(self.loss)(walk.params, *data)
-            update = optax.with_extra_args_support(self.optimizer).update
-            more = {"value": loss, "grad": grads, "value_fn": lambda params: self.loss(params, *data)}
+        Chosen by a select, not by jax.lax.cond, whose batching fails on constants inside jax.shard_map (JAX 0.10).
+        """
+        loss, grads = jax.value_and_grad(self.loss)(walk.params, *data)
+        update = optax.with_extra_args_support(self.optimizer).update
+        more = {"value": loss, "grad": grads, "value_fn": lambda params: self.loss(params, *data)}
+        with jax.numpy_dtype_promotion("standard"):  # optax's own arithmetic mixes floats and counts
             updates, state = update(grads, walk.state, walk.params, **more)
-            params = optax.apply_updates(walk.params, updates)
-            sums = None if self.track is None else jax.tree.map(jnp.add, walk.sums, self.track(updates))
-            good = _finite((loss, grads, params))
-            new, old = (params, state, sums), (walk.params, walk.state, walk.sums)
-            params, state, sums = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-            step = walk.step + good.astype(jnp.int32)
-            return Walk(params, state, sums, step, jnp.where(good, jnp.int32(-1), walk.step))
-
-        return jax.lax.cond(walk.broke < 0, take, lambda walk: walk, walk)
+        params = optax.apply_updates(walk.params, updates)
+        sums = None if self.track is None else jax.tree.map(jnp.add, walk.sums, self.track(updates))
+        whole, good = walk.broke < 0, _finite((loss, grads, params))
+        broke = jnp.where(whole & ~good, walk.step, walk.broke)
+        new, old = Walk(params, state, sums, walk.step + 1, broke), dataclasses.replace(walk, broke=broke)
+        return jax.tree.map(lambda a, b: jnp.where(whole & good, a, b), new, old)
 
     def steps(self, walk: Walk, data: tuple, n: Any) -> Walk:
         """n steps; n may be traced, and where it is not this can be differentiated in reverse."""
@@ -278,12 +277,17 @@ def _finite(tree: Tree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
+def _varying(x: jax.Array) -> frozenset:
+    """The mesh axes that x varies over within jax.shard_map. The first name is that of JAX before 0.10."""
+    kind = jax.typeof(x)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
+
+
 def _vary_as(like: jax.Array, tree: Tree) -> Tree:
     """Within jax.shard_map: `tree`, said to vary over every mesh axis that `like` varies over. Elsewhere: `tree`."""
-    axes: frozenset = getattr(jax.typeof(like), "vma", frozenset())
 
     def cast(x: jax.Array) -> jax.Array:
-        missing = tuple(axes - getattr(jax.typeof(x), "vma", frozenset()))
+        missing = tuple(_varying(like) - _varying(x))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
