@@ -12,7 +12,7 @@ from jattn import _checks
 from jattn._types import Array, Float
 from jattn.flow.closed import Objective, attend, pulls
 from jattn.flow.margins import max_margin
-from jattn.flow.paths import Now, Observe, Trajectory, Tree
+from jattn.flow.paths import Now, Observe, Trajectory, Tree, vary_as
 
 Read: TypeAlias = Callable[..., tuple[jax.Array, ...]]
 """read(params, *data) -> (q [D], k [S, D]) or (q, k, v [S, Dv]): what the parameters make of one query and its keys."""
@@ -119,6 +119,9 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
 
     def observe(now: Now) -> Diagnostics:
         q, k, v = _read(read, now.params, now.data)
+        # Inside jax.shard_map a gradient by keys that all devices share would be summed over the devices.
+        q = vary_as(k, q)
+        k, v = vary_as(q, (k, v))
 
         def by_parts(q: jax.Array, k: jax.Array) -> jax.Array:
             return objective(attend(q[None], k, v))

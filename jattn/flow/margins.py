@@ -106,4 +106,4 @@ def _nearest(d: jax.Array, rival: jax.Array) -> jax.Array:
         w, corral = jnp.where(inside, y, cut), jnp.where(inside, grown, stays)
         return w, corral, inside & ~nearer, i + 1
 
-    return jax.lax.while_loop(unfinished, move, (start, start > 0, ~rival.any(), jnp.int32(0)))[0]
+    return jax.lax.while_loop(unfinished, move, (start, start > 0, start.sum() == 0, jnp.int32(0)))[0]

@@ -90,7 +90,7 @@ class Rule:
         sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, params))
         broke = jnp.where(_finite(params), jnp.int32(-1), jnp.int32(0))
         # Inside jax.shard_map what starts as a constant must be said to differ between devices where `broke` does.
-        params, state, sums, step = _vary_as(broke, (params, state, sums, jnp.int32(0)))
+        params, state, sums, step = vary_as(broke, (params, state, sums, jnp.int32(0)))
         return Walk(params, state, sums, step, broke)
 
     def step(self, walk: Walk, data: tuple) -> Walk:
@@ -283,7 +283,7 @@ def _varying(x: jax.Array) -> frozenset:
     return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
 
 
-def _vary_as(like: jax.Array, tree: Tree) -> Tree:
+def vary_as(like: jax.Array, tree: Tree) -> Tree:
     """Within jax.shard_map: `tree`, said to vary over every mesh axis that `like` varies over. Elsewhere: `tree`."""
 
     def cast(x: jax.Array) -> jax.Array:
