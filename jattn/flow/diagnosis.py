@@ -41,7 +41,7 @@ class Diagnostics:
     norm: Float[Array, ""]
     """|q|."""
     margin: Float[Array, ""]
-    """min over j ≠ r of q·(k_r − k_j) / |q|: at most `widest`."""
+    """min over j ≠ r of q·(k_r − k_j) / |q|: at most `widest`; 0 where q is 0."""
     widest: Float[Array, ""]
     """γ, the margin of u; 0 where the target lies in the hull of the others."""
     direction: Float[Array, " D"]
@@ -132,10 +132,11 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
         u, widest = (x.astype(q.dtype) for x in (best.direction, best.margin))
         rival = jnp.arange(len(k)) != target
         ahead = jnp.min(jnp.where(rival, (k[target][None] - k) @ q, jnp.inf), initial=jnp.inf)
+        size = jnp.linalg.norm(q)
         return Diagnostics(
             q=q, k=k, weights=p, loss=loss, p=p[target], lead=q @ (k[target] - p @ k),
-            cos_key=_cos(q, k[target]), cos_margin=_cos(q, u), norm=jnp.linalg.norm(q),
-            margin=ahead / jnp.linalg.norm(q), widest=widest, direction=u,
+            cos_key=_cos(q, k[target]), cos_margin=_cos(q, u), norm=size,
+            margin=ahead / jnp.where(size == 0, 1, size), widest=widest, direction=u,
             pulls=pulls(q[None], k, v, objective).on_q[0], dq=dq, dk=dk,
             conserved=None if conserved is None else conserved(now.params), drift=now.sums,
         )  # fmt: skip
@@ -234,7 +235,7 @@ def check(
     S, D = s.k.shape[1:]
     unit = 8 * eps * (S + D)  # a sum of that many terms
     pull, reach = unit * max(abs(s.pulls).sum(1).max(), 1e-300), unit * max(abs(s.k).max(), 1)
-    across = s.dk - (s.dk @ s.q[:, :, None]) * s.q[:, None] / (s.norm**2)[:, None, None]
+    across = s.dk - (s.dk @ s.q[:, :, None]) * s.q[:, None] / np.where(s.norm == 0, 1, s.norm**2)[:, None, None]
     steps = float(np.asarray(trajectory.at)[-1])
     checks = [
         Check("no step met a NaN or an infinity", float(trajectory.broke), -1.0, 0.0),
