@@ -5,11 +5,12 @@ dot_product_attention   batch and heads, under the signature of jax.nn
 explain                 every intermediate: scores → scaled → weights → out
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
+flow                    the gradient: closed forms, paths of optimisers, what they obey
 masks                   whether a query and a key meet
 reference               the definition, dense, on one page
 """
 
-from jattn import masks, reference
+from jattn import flow, masks, reference
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
 from jattn.door import attention, explain, weights_of
@@ -23,6 +24,7 @@ __all__ = [
     "attention",
     "dot_product_attention",
     "explain",
+    "flow",
     "log_softmax",
     "masks",
     "merge",

@@ -3,7 +3,8 @@
 Each picture says the same in numbers as in colour, so it can be read without colour, in a file and at 80 columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from jattn import _checks
 try:
     from rich import box
     from rich.cells import cell_len
-    from rich.console import Group, RenderableType
+    from rich.console import Console, Group, RenderableType
+    from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
 except ImportError as error:
     raise ImportError("jattn.console: rich must be installed. Run: pip install 'jattn[console]'") from error
 
-__all__ = ["bars", "heatmap", "vectors"]
+__all__ = ["bars", "heatmap", "progress", "vectors"]
 
 _LABEL = 12  # a longer label is cut, with an ellipsis
 _PAPER, _MIDDLE, _INK = (247, 251, 255), (66, 146, 198), (8, 48, 107)  # the blues of small, middling, large weights
@@ -155,6 +157,30 @@ def bars(
         marks = int(width * min(max(0.0, float(w)), 1.0))
         table.add_row(Text(_cut(label)), Text(_number(w, digits)), Text("#" * marks, "blue"))
     return _titled(title, table)
+
+
+@contextmanager
+def progress(title: str, *, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for as long as the context lasts.
+
+    Args:
+      title: what is under way.
+      console: where to draw; standard error if None, so that a page on standard output stays whole.
+
+    Returns:
+      A context whose value is on_progress(done, total), as `jattn.flow.run_in_parts` calls it. It is drawn on a
+      terminal alone: in a file there is one line at the end.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn.console import progress
+      >>> with progress("river", console=Console(width=60)) as on_progress:
+      ...     on_progress(4, 4)
+      river ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100% 0:00:00
+    """
+    with Progress(console=console or Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _matrix(where: str, name: str, x: Any, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:

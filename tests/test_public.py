@@ -21,6 +21,7 @@ ALL = [
     "attention",
     "dot_product_attention",
     "explain",
+    "flow",
     "log_softmax",
     "masks",
     "merge",
@@ -43,7 +44,7 @@ def public_functions():
     spaces = {"jattn": jattn} | {f"jattn.{n}": m for n in jattn.__all__ if inspect.ismodule(m := getattr(jattn, n))}
     for space, module in spaces.items():
         for name, f in vars(module).items():
-            here = module is jattn or getattr(f, "__module__", "") == module.__name__
+            here = module is jattn or (getattr(f, "__module__", "") + ".").startswith(module.__name__ + ".")
             if inspect.isfunction(f) and here and not name.startswith("_"):
                 yield f"{space}.{name}", f
 
@@ -58,6 +59,7 @@ def test_the_names_are_these():
 
 def test_the_functions_that_are_documented_are_all_of_them():
     wanted = {f"jattn.{n}" for n in ALL if inspect.isfunction(getattr(jattn, n))}
+    wanted |= {f"jattn.flow.{n}" for n in jattn.flow.__all__ if inspect.isfunction(getattr(jattn.flow, n))}
     wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
     assert set(FUNCTIONS) == wanted
 

@@ -1,0 +1,58 @@
+"""Gradient flow: how attention learns, measured against theory.
+
+attend, cross_entropy, squared_error    attention with exact tails, and losses on its steps
+softmax_jacobian, jacobian_spectrum     dp/ds in closed form
+pulls, projection_pulls                 what each key contributes to −dL/dq, −dL/dk, −dL/dv, −dL/dW
+entropy, saturation, max_logit, rollout what weights and logits are like
+balance, max_margin                     what a flow conserves, and where it tends
+run, run_in_parts, integrate            the path of an optimiser, a long one, and the continuous flow
+watch, check                            diagnostics along a path, and the identities it must obey
+
+Parameters, data and states are arguments of one traced program and nothing is closed over: map a run with
+jax.vmap over starts, data, learning rates and hyper-parameters, or place those on a mesh before the call.
+"""
+
+from jattn.flow.closed import (
+    attend,
+    cross_entropy,
+    jacobian_spectrum,
+    projection_pulls,
+    pulls,
+    softmax_jacobian,
+    squared_error,
+)
+from jattn.flow.continuous import integrate
+from jattn.flow.diagnosis import Check, Diagnostics, Report, check, loss_of, watch
+from jattn.flow.long import run_in_parts
+from jattn.flow.margins import Margin, max_margin
+from jattn.flow.measures import balance, entropy, max_logit, rollout, saturation
+from jattn.flow.paths import Now, Trajectory, log_steps, run
+
+__all__ = [
+    "Check",
+    "Diagnostics",
+    "Margin",
+    "Now",
+    "Report",
+    "Trajectory",
+    "attend",
+    "balance",
+    "check",
+    "cross_entropy",
+    "entropy",
+    "integrate",
+    "jacobian_spectrum",
+    "log_steps",
+    "loss_of",
+    "max_logit",
+    "max_margin",
+    "projection_pulls",
+    "pulls",
+    "rollout",
+    "run",
+    "run_in_parts",
+    "saturation",
+    "softmax_jacobian",
+    "squared_error",
+    "watch",
+]

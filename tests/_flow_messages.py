@@ -1,0 +1,76 @@
+"""What `jattn.flow` refuses, word for word; a part of the table in test_messages."""
+# ruff: noqa: E501 (a message stands on one line, as it is read)
+
+import sys
+import tempfile
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jattn import flow
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def ran(**given):
+    names = {"loss": lambda x: (x**2).sum(), "params": ones(2), "optimizer": optax.sgd(0.1), "steps": 3}
+    return lambda: flow.run(**(names | given))
+
+
+def another_run():
+    """A folder that holds three steps, asked for four."""
+    run = (lambda x: (x**2).sum(), jnp.ones(2), optax.sgd(0.1))
+    with tempfile.TemporaryDirectory() as folder:
+        flow.run_in_parts(*run, 3, every=2, folder=folder + "/run")
+        flow.run_in_parts(*run, 4, every=2, folder=folder + "/run")
+
+
+def without_orbax():
+    with mock.patch.dict(sys.modules, {"orbax": None, "orbax.checkpoint": None}):
+        flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=1, folder="never made")
+
+
+KEYS = ones(17, 5)
+ARRAY = "Pass a jax or NumPy array."
+PATH = flow.run(lambda q: -q @ jnp.ones(2), ones(2), optax.sgd(0.1), 2)
+
+FLOW = [
+    (ran(params={"q": "river"}), TypeError, f"run: params must be an array of numbers in one shape, got params of type str. {ARRAY}"),
+    (ran(params=ones(2, dtype=np.int32)), TypeError, "run: params must be floating point, got params int32[2]. Convert it first: params.astype(jax.numpy.float32)."),
+    (ran(optimizer=0.1), TypeError, "run: optimizer must be one of optax, got optimizer of type float. Pass for example optax.sgd(0.1)."),
+    (ran(loss=lambda x: x), ValueError, "run: loss must return one real scalar, got loss returning float32[2]. Reduce it to one number, by a sum or a mean."),
+    (ran(loss=lambda x: (x, x)), ValueError, "run: loss must return one real scalar, got loss returning of type tuple. Reduce it to one number, by a sum or a mean."),
+    (ran(steps=-1), ValueError, "run: steps must be at least 0, got steps -1. Pass a Python int of at least 0."),
+    (ran(steps=2.5), TypeError, "run: steps must be a whole number, got steps of type float. Pass a Python int of at least 0."),
+    (ran(at=0), ValueError, "run: at must be at least 1, got at 0. Pass a Python int of at least 1."),
+    (ran(at=(0, 2, 2)), ValueError, "run: at must be increasing steps from 0 to steps, got at of 3 steps and steps 3. Give them sorted, without repeats, as flow.log_steps(steps) does."),
+    (ran(at=(0, 4)), ValueError, "run: at must be increasing steps from 0 to steps, got at of 2 steps and steps 3. Give them sorted, without repeats, as flow.log_steps(steps) does."),
+    (ran(at=()), ValueError, "run: at must be increasing steps from 0 to steps, got at of 0 steps and steps 3. Give them sorted, without repeats, as flow.log_steps(steps) does."),
+    (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=0), ValueError, "run_in_parts: every must be at least 1, got every 0. Pass a Python int of at least 1."),
+    (another_run, ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other steps and at. Give it a folder of its own, or ask for the run that is there."),
+    (without_orbax, ImportError, "run_in_parts: orbax must be there to keep a folder, got orbax not installed. Run: pip install 'jattn[train]'."),
+    (lambda: flow.integrate(lambda x: x, jnp.ones(()), ones(2, 2)), ValueError, "integrate: times must have the axes [n], got times [2, 2]. Pass the times to look at, from 0 on."),
+    (lambda: flow.log_steps(10, per_decade=0), ValueError, "log_steps: per_decade must be at least 1, got per_decade 0. Pass a Python int of at least 1."),
+    (lambda: flow.softmax_jacobian(ones(3, 2)), ValueError, "softmax_jacobian: x must have the axes [n], got x [3, 2]. Map over rows with jax.vmap."),
+    (lambda: flow.pulls(ones(5), KEYS, KEYS, flow.cross_entropy(0)), ValueError, "pulls: q must have the axes [T, D], got q [5]. This function is one head without a batch: map it with jax.vmap, or call dot_product_attention."),
+    (lambda: flow.cross_entropy(0.5), ValueError, "cross_entropy: target must be a whole number or a distribution [S], got target float32[]. Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."),
+    (lambda: flow.cross_entropy(ones(2, 3)), ValueError, "cross_entropy: target must be a whole number or a distribution [S], got target float32[2, 3]. Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."),
+    (lambda: flow.max_margin(ones(5), 0), ValueError, "max_margin: keys must have the axes [S, D], got keys [5]. One row a key; map over a batch with jax.vmap."),
+    (lambda: flow.rollout(ones(2, 3, 4)), ValueError, "rollout: weights must have the axes [L, T, T], got weights [2, 3, 4]. Average over heads and stack the layers: weights.mean(1)."),
+    (lambda: flow.check(PATH), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of ArrayImpl. Run it with observe=watch(…)."),
+    (lambda: flow.check(DIAGNOSED, keys="tied"), ValueError, "check: keys must be one of three words, got keys 'tied'. Say frozen, free or projected."),
+]  # fmt: skip
+
+
+def _read(q):
+    return q, jnp.eye(2)
+
+
+OBJECTIVE = flow.cross_entropy(0)
+DIAGNOSED = flow.run(
+    flow.loss_of(_read, OBJECTIVE), ones(2), optax.sgd(0.1), 2, observe=flow.watch(_read, OBJECTIVE, 0)
+)

@@ -1,0 +1,630 @@
+"""Gradient flow: closed forms against jax.grad, paths against loops, limits against theory, and what must fail."""
+
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from _inputs import D, Dv, S, T, assert_same, normal, qkv
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from scipy.optimize import nnls
+from scipy.special import wrightomega
+
+import jattn
+from jattn import flow
+
+EXACT = 1e-12
+TOY = np.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])  # the keys of river, money, the
+SEEDS, SIZES = st.integers(0, 2**31), st.floats(0.1, 6.0)
+
+
+def attended(q, k, v, mask=None, bias=None):
+    """Attention in four lines, from nothing of flow's."""
+    x = q @ k.T / math.sqrt(k.shape[1]) + (0 if bias is None else bias)
+    x = x if mask is None else jnp.where(mask, x, -1e300)
+    p = jnp.exp(x - jax.scipy.special.logsumexp(x, axis=1, keepdims=True))
+    return p, p @ v
+
+
+def anything(steps):
+    """A loss on weights and output together."""
+    return jnp.sum(jnp.sin(3 * steps.out)) + jnp.sum(steps.weights**3) + 0.3 * jnp.sum(jnp.cos(steps.out)[:, 0])
+
+
+def small(x, scale=1.0):
+    return float(jnp.max(jnp.abs(x)) / scale)
+
+
+# The closed forms
+
+
+@jax.jit
+def of_pulls(q, k, v, mask, bias):
+    """The sums of the pulls less the gradients, each relative to the largest of that gradient; 0 in theory."""
+    found = flow.pulls(q, k, v, anything, mask=mask, bias=bias)
+
+    def loss(q, k, v):
+        p, out = attended(q, k, v, mask, bias)
+        return jnp.sum(jnp.sin(3 * out)) + jnp.sum(p**3) + 0.3 * jnp.sum(jnp.cos(out)[:, 0])
+
+    wanted = jax.grad(loss, (0, 1, 2))(q, k, v)
+    sums = found.on_q.sum(1), found.on_k.sum(0), found.on_v.sum(0)
+    return jnp.stack([jnp.max(jnp.abs(a + b)) for a, b in zip(sums, wanted, strict=True)])
+
+
+@given(seed=SEEDS, size=SIZES)
+def test_the_pulls_sum_to_the_gradient_of_any_loss(seed, size):
+    with jax.enable_x64(True):
+        q, k, v = qkv(seed % 1000)
+        mask = np.random.default_rng(seed).random((T, S)) < 0.7
+        mask[:, 0] = True
+        off = of_pulls(size * q, k, v, mask, normal(T, S, seed=seed))
+        assert small(off, 1 + size) < EXACT
+
+
+def test_the_check_on_pulls_can_fail(x64):
+    q, k, v = qkv()
+    found = flow.pulls(q, k, v, anything, scale=1 / D)  # 1/D for 1/√D
+    wanted = jax.grad(lambda q: anything(flow.attend(q, k, v)))(jnp.asarray(q))
+    assert small(found.on_q.sum(1) + wanted) > 1e-2
+
+
+@jax.jit
+def of_projections(x, W_Q, W_K, W_V, W_O):
+    def loss(W_Q, W_K, W_V, bias):
+        p, out = attended(x @ W_Q, x @ W_K + bias, x @ W_V)
+        return jnp.sum(jnp.tanh(out @ W_O)) + jnp.sum(p**2)
+
+    dQ, dK, dV, dbias = jax.grad(loss, (0, 1, 2, 3))(W_Q, W_K, W_V, jnp.zeros((1, D)))
+    objective = lambda s: jnp.sum(jnp.tanh(s.out @ W_O)) + jnp.sum(s.weights**2)  # noqa: E731
+    on = flow.projection_pulls(x, W_Q, W_K, W_V, objective)
+    gaps = [on.W_Q.sum(0) + dQ, on.W_K.sum(0) + dK, on.W_V.sum(0) + dV, W_Q.T @ dQ - (W_K.T @ dK).T, dbias]
+    return jnp.stack([jnp.max(jnp.abs(gap)) for gap in gaps]), jnp.max(jnp.abs(dQ))
+
+
+@given(seed=SEEDS)
+def test_the_pulls_on_matrices_sum_to_their_gradients_and_these_balance(seed):
+    """And a bias on all keys has no gradient."""
+    with jax.enable_x64(True):
+        shapes = ((S, 7), (7, D), (7, D), (7, Dv), (Dv, Dv))
+        off, size = of_projections(*(normal(*s, seed=seed + i) / 2 for i, s in enumerate(shapes)))
+        assert small(off, 1 + size) < EXACT
+
+
+@jax.jit
+def of_one_query(q, k, v, goal, target):
+    c = 1 / math.sqrt(D)
+    p, out = attended(q[None], k, v)
+    p, out, mean = p[0], out[0], p[0] @ k
+    cross = lambda q, k: -jnp.log(attended(q[None], k, v)[0][0, target])  # noqa: E731
+    miss = lambda q: 0.5 * jnp.sum((attended(q[None], k, v)[1] - goal[None]) ** 2)  # noqa: E731
+    apart = k - mean[None]
+    dk = jax.grad(cross, 1)(q, k)
+    ours = flow.cross_entropy(target)(flow.attend(q[None], k, v))
+    gaps = [
+        jax.grad(cross)(q, k) + c * (k[target] - mean),
+        jax.hessian(cross)(q, k) - c**2 * (p[:, None] * apart).T @ apart,
+        jax.grad(miss)(q) + c * (p[:, None] * apart).T @ (v - out[None]) @ (goal - out),
+        jax.grad(lambda q: flow.squared_error(goal)(flow.attend(q[None], k, v)))(q) - jax.grad(miss)(q),
+        dk.sum(0),
+        dk - c * jnp.outer(p - jax.nn.one_hot(target, S, dtype=p.dtype), q),
+        ours - cross(q, k),
+        flow.softmax_jacobian(c * k @ q) - jax.jacobian(jax.nn.softmax)(c * k @ q),
+    ]
+    return jnp.stack([jnp.max(jnp.abs(gap)) for gap in gaps])
+
+
+@given(seed=SEEDS, target=st.integers(0, S - 1))
+def test_the_closed_forms_of_one_query_are_those_of_jax(seed, target):
+    with jax.enable_x64(True):
+        q, k, v, goal = (normal(*s, seed=seed + i) for i, s in enumerate(((D,), (S, D), (S, Dv), (Dv,))))
+        assert small(of_one_query(q, k, v, goal, target), 20) < EXACT
+
+
+def test_the_pull_of_each_key_has_the_sign_that_theory_says(x64):
+    """With a_j = −dL/dp_j, the terms are c p_j (a_j − ā) k_j; with +dL/dp_j they would sum to +dL/dq."""
+    q, k = jnp.array([[1.0, 0.0]]), jnp.asarray(TOY)
+    p = flow.attend(q, k, k).weights[0]
+    a = jnp.array([1 / p[0], 0, 0])
+    on_q = flow.pulls(q, k, k, flow.cross_entropy(0)).on_q[0]
+    np.testing.assert_allclose(on_q, (p * (a - p @ a))[:, None] * k / math.sqrt(2), atol=EXACT)
+    assert on_q[0] @ k[0] > 0 > on_q[1] @ k[1]  # river draws, money drives off
+    assert small(on_q.sum(0) / jnp.linalg.norm(on_q.sum(0)) - k[0]) > 0.1  # and the sum does not point to river
+
+
+def test_a_distribution_as_target_is_a_mixture_of_its_keys(x64):
+    q, k, v = qkv(T=1)
+    pi = np.random.default_rng(0).dirichlet(np.ones(S))
+    steps = flow.attend(q, k, v)
+    np.testing.assert_allclose(flow.cross_entropy(pi)(steps), -pi @ np.log(steps.weights[0]), rtol=1e-14)
+    one = flow.cross_entropy(jax.nn.one_hot(3, S))(steps)
+    np.testing.assert_allclose(one, flow.cross_entropy(3)(steps), rtol=1e-14)
+    dq = jax.grad(lambda q: flow.cross_entropy(pi)(flow.attend(q, k, v)))(q)
+    np.testing.assert_allclose(-dq[0], (pi @ k - steps.weights[0] @ k) / math.sqrt(D), atol=EXACT)
+
+
+def test_pulls_keep_the_tail_of_a_saturated_row():
+    """p_other = e⁻⁶⁰: 1 − p_river is 0 in float32, and yet every pull is right to rounding."""
+    q, k = jnp.array([[60.0]]), jnp.array([[1.0], [0.0], [-0.1]])
+    made = flow.pulls(q, k, k, flow.cross_entropy(0), scale=1.0).on_q[0, :, 0]
+    exact = np.exp(np.array([0.0, -60.0, -66.0]))
+    exact = np.array([exact[1:].sum(), -exact[1], -exact[2]]) * np.array([1.0, 0.0, -0.1])
+    np.testing.assert_allclose(made, exact, rtol=1e-5)
+    plain = jax.grad(lambda x: -jax.nn.log_softmax(x)[0])(k[:, 0] * 60)
+    assert plain[0] == 0 != made[0]  # the plain rule has lost it
+
+
+# The Jacobian and the measures
+
+
+@given(seed=SEEDS, size=st.floats(0, 30), n=st.sampled_from([2, 3, 7]))
+def test_the_spectrum_of_the_jacobian_is_where_theory_says(seed, size, n):
+    with jax.enable_x64(True):
+        x = size * normal(n, seed=seed)
+        J, eigenvalues = np.asarray(flow.softmax_jacobian(x)), np.asarray(flow.jacobian_spectrum(x))
+        p = np.sort(jax.nn.softmax(x))
+        assert small(J - J.T) == 0
+        assert small(J.sum(1)) < 1e-16 * 8
+        assert eigenvalues[0] == 0
+        assert eigenvalues[-1] <= 0.5 + 1e-15
+        assert eigenvalues.sum() == pytest.approx(1 - p @ p, abs=1e-14)
+        assert np.all(p[:-1] - 1e-15 <= eigenvalues[1:])
+        assert np.all(eigenvalues[1:] <= p[1:] + 1e-15)
+        np.testing.assert_allclose(eigenvalues, np.linalg.eigvalsh(np.diag(p) - np.outer(p, p)), atol=1e-14)
+
+
+def test_the_bound_on_the_jacobian_is_attained_by_two_equal_keys():
+    assert flow.jacobian_spectrum(jnp.array([0.0, 0.0, -jnp.inf]))[-1] == pytest.approx(0.5)
+    J = flow.softmax_jacobian(jnp.array([100.0, 0.0]))
+    assert J[0, 0] == pytest.approx(math.exp(-100), rel=1e-5)  # p(1 − p), where 1 − p is 0 in float32
+
+
+def test_entropy_and_saturation_run_from_uniform_to_one_hot():
+    p = jnp.stack([jnp.full(4, 0.25), jnp.array([1.0, 0, 0, 0]), jnp.zeros(4)])
+    np.testing.assert_allclose(flow.entropy(p), [math.log(4), 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(flow.saturation(p)[:2], [0, 1], atol=1e-6)
+    assert flow.saturation(jnp.ones((2, 1))).tolist() == [1, 1]
+    assert np.isfinite(jax.grad(lambda p: flow.entropy(p).sum())(p)).all()
+    x = normal(7, seed=2, dtype=np.float32)
+    trace = 1 - flow.saturation(jax.nn.softmax(x))
+    assert trace * (1 - 1 / 7) == pytest.approx(float(jnp.trace(flow.softmax_jacobian(x))), rel=1e-5)
+
+
+def test_max_logit_is_the_largest_scaled_score(x64):
+    q, k, v = qkv()
+    assert flow.max_logit(q, k) == pytest.approx(float(jattn.explain(q, k, v).scaled.max()), rel=1e-14)
+    assert flow.max_logit(q[:0], k) == -np.inf
+
+
+def test_rollout_multiplies_the_layers(x64):
+    A = np.random.default_rng(0).dirichlet(np.ones(5), (3, 5))
+    half = [0.5 * a + 0.5 * np.eye(5) for a in A]
+    np.testing.assert_allclose(flow.rollout(A), half[2] @ half[1] @ half[0], atol=1e-15)
+    np.testing.assert_allclose(flow.rollout(A, residual=0.0), A[2] @ A[1] @ A[0], atol=1e-15)
+    assert_same(flow.rollout(A[:0]), np.eye(5))
+
+
+# The widest margin
+
+
+def svm(d):
+    """min |w|² where each w·d_j ≥ 1, by SciPy; None where there is none."""
+    # Lawson and Hanson's way from this problem of least distance to one of nonnegative least squares.
+    goal = np.r_[np.zeros(d.shape[1]), 1]
+    both = np.c_[d, np.ones(len(d))].T
+    rest = both @ nnls(both, goal)[0] - goal
+    return None if np.linalg.norm(rest) < 1e-9 else -rest[:-1] / rest[-1]
+
+
+def test_the_max_margin_direction_is_that_of_scipy_and_of_the_dual(x64):
+    k = normal(40, 8, 3, seed=5)
+    found = jax.jit(jax.vmap(flow.max_margin))(k, jnp.arange(40) % 8)
+    separable = 0
+    for i in range(40):
+        u, margin, support = (np.asarray(x[i]) for x in found)
+        r = i % 8
+        d = k[i, r] - np.delete(k[i], r, 0)
+        w = svm(d)
+        assert (w is None) == (margin == 0)
+        assert support[r] == 0
+        assert support.min() >= 0
+        assert support.sum() == pytest.approx(1, abs=1e-14)
+        np.testing.assert_allclose(support @ (k[i, r] - k[i]), margin * u, atol=1e-13)  # the dual certifies it
+        if w is not None:
+            separable += 1
+            assert (d @ u).min() == pytest.approx(margin, abs=1e-13)
+            assert margin == pytest.approx(1 / np.linalg.norm(w), rel=1e-6)
+            np.testing.assert_allclose(u, w / np.linalg.norm(w), atol=1e-5)
+    assert 5 < separable < 40
+
+
+def test_a_key_that_nothing_prefers_has_no_direction(x64):
+    square = jnp.array([[1.0, 1], [1, -1], [-1, 1], [-1, -1], [0.3, -0.2]])
+    assert flow.max_margin(square, 4).margin == 0
+    assert flow.max_margin(square, 4).direction.tolist() == [0, 0]
+    assert flow.max_margin(square[:1], 0).margin == 0
+    twins = jnp.array([[1.0, 0], [0, 1], [0, 1], [0, 1]])
+    assert flow.max_margin(twins, 0).margin == pytest.approx(math.sqrt(2))
+    assert flow.max_margin(1e-30 * twins, 0).margin == pytest.approx(math.sqrt(2) * 1e-30)
+    assert flow.max_margin(twins, 1).margin == 0  # it has a twin: no direction prefers it
+    toy = flow.max_margin(jnp.asarray(TOY), 0)
+    assert toy.margin == pytest.approx(math.sqrt(0.65), rel=1e-15)
+
+
+# Runs
+
+
+def quadratic(x, scale):
+    return 0.5 * jnp.sum(scale * jnp.cos(x) + x**2)
+
+
+def test_a_run_is_the_loop_that_one_would_write():
+    x, scale, adam = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7]), optax.adam(0.1)
+    look = lambda now: {"x": now.params, "t": now.step, "g": now.grads, "sum": now.sums}  # noqa: E731
+    path = flow.run(quadratic, x, adam, 7, data=(scale,), observe=look, at=(1, 2, 6), track=lambda u: jnp.abs(u).sum())
+    state, total = adam.init(x), 0.0
+    for t in range(8):
+        loss, grads = jax.value_and_grad(quadratic)(x, scale)
+        if t in (1, 2, 6):
+            i = (1, 2, 6).index(t)
+            shown = {"x": x, "t": t, "g": grads, "sum": total}
+            jax.tree.map(
+                partial(np.testing.assert_allclose, rtol=1e-5), jax.tree.map(lambda s, i=i: s[i], path.seen), shown
+            )
+            assert path.loss[i] == pytest.approx(float(loss), rel=1e-6)
+        if t == 6:
+            break
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes floats and counts
+            updates, state = adam.update(grads, state, x)
+        x, total = optax.apply_updates(x, updates), total + jnp.abs(updates).sum()
+    assert path.at.tolist() == [1, 2, 6]
+    assert path.broke == -1
+    assert flow.run(quadratic, x, adam, 7, data=(scale,), at=3).at.tolist() == [0, 3, 6, 7]
+    assert flow.run(quadratic, x, adam, 0, data=(scale,)).at.tolist() == [0]
+
+
+def test_a_run_ends_where_its_steps_end_and_goes_on_from_its_state(x64):
+    x, scale, adam = jnp.array([1.0, -2.0]), jnp.ones(2), optax.adam(0.1)
+    whole = flow.run(quadratic, x, adam, 9, data=(scale,))
+    half = flow.run(quadratic, x, adam, 4, data=(scale,))
+    rest = flow.run(quadratic, half.params, adam, 5, data=(scale,), state=half.state)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, atol=1e-15), (rest.params, rest.state), (whole.params, whole.state)
+    )
+    fresh = flow.run(quadratic, half.params, adam, 5, data=(scale,))
+    assert small(fresh.params - whole.params) > 1e-3  # the state matters
+
+
+def toy_read(q, k):
+    return q, k
+
+
+def toy_loss(q, k, target):
+    return flow.cross_entropy(target)(flow.attend(q[None], k, k))
+
+
+def test_thousands_of_runs_are_one_call():
+    """Over seeds, targets, learning rates and momenta at once; each is the run by itself."""
+    injected = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0, momentum=0.5)
+    q, k = normal(5, 2, dtype=np.float32), jnp.asarray(TOY, jnp.float32)
+    rates, momenta = jnp.linspace(0.1, 1, 20), jnp.linspace(0, 0.9, 10)
+
+    def one(q, target, rate, momentum):
+        state = injected.init(q)
+        state = state._replace(hyperparams=state.hyperparams | {"learning_rate": rate, "momentum": momentum})
+        return flow.run(toy_loss, q, injected, 30, data=(k, target), state=state, at=10)
+
+    many = one
+    for axes in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
+        many = jax.vmap(many, axes)
+    found = jax.jit(many)(q, jnp.arange(3), rates, momenta)
+    assert found.loss.shape == (5, 3, 20, 10, 4)  # 3,000 runs
+    assert np.isfinite(found.loss).all()
+    for i in ((0, 0, 0, 0), (4, 2, 19, 9), (2, 1, 7, 3)):
+        x, state = jnp.asarray(q[i[0]]), None
+        by_hand = optax.sgd(float(rates[i[2]]), float(momenta[i[3]]))
+        state = by_hand.init(x)
+        for _ in range(30):
+            updates, state = by_hand.update(jax.grad(toy_loss)(x, k, i[1]), state)
+            x = optax.apply_updates(x, updates)
+        np.testing.assert_allclose(found.params[i], x, rtol=2e-5, atol=2e-6)
+
+
+def test_runs_spread_over_devices_are_the_same_runs():
+    """By the placement of their inputs, and inside shard_map, some of them breaking."""
+    mesh = Mesh(np.array(jax.devices()[:8]), ("runs",))
+    q, k = normal(16, 2, seed=3, dtype=np.float32), jnp.asarray(TOY, jnp.float32)
+    q[5] = np.nan
+
+    def one(q):
+        observe = flow.watch(lambda q, k, _: (q, k), flow.cross_entropy(0), 0)
+        return flow.run(toy_loss, q, optax.adam(0.1), 20, data=(k, 0), at=5, track=lambda u: u, observe=observe)
+
+    alone = jax.jit(jax.vmap(one))(q)
+    placed = jax.jit(jax.vmap(one))(jax.device_put(q, NamedSharding(mesh, P("runs"))))
+    assert len(placed.params.sharding.device_set) == 8
+    inside = jax.jit(jax.shard_map(jax.vmap(one), mesh=mesh, in_specs=P("runs"), out_specs=P("runs")))(q)
+    assert alone.broke.tolist() == [-1] * 5 + [0] + [-1] * 10
+    for found in (placed, inside):
+        assert found.broke.tolist() == alone.broke.tolist()
+        found, want = (jax.tree.map(lambda x: np.delete(x, 5, 0), path) for path in (found, alone))  # it is NaN
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, want)
+
+
+def test_one_run_on_data_that_is_spread_over_devices_averages_over_all_of_it():
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    x = normal(16, 3, seed=1, dtype=np.float32)
+
+    def mean_square(w, x):
+        return jnp.mean((x - w[None]) ** 2)
+
+    def within(w, x):
+        return jax.lax.pmean(mean_square(w, x), "data")
+
+    alone = flow.run(mean_square, jnp.zeros(3), optax.sgd(0.5), 9, data=(x,), at=3)
+    spread = jax.device_put(x, NamedSharding(mesh, P("data")))
+    placed = flow.run(mean_square, jnp.zeros(3), optax.sgd(0.5), 9, data=(spread,), at=3)
+    one = lambda w, x: flow.run(within, w, optax.sgd(0.5), 9, data=(x,), at=3)  # noqa: E731
+    shard = jax.shard_map(one, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    for found in (placed, shard(jnp.zeros(3), x)):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found.seen, alone.seen)
+
+
+def test_the_end_of_a_run_can_be_differentiated(x64):
+    def end(rate):
+        return flow.run(quadratic, jnp.array([1.0, -2.0]), optax.sgd(rate), 6, data=(jnp.ones(2),), at=2).loss[-1]
+
+    slope = (end(0.1 + 1e-6) - end(0.1 - 1e-6)) / 2e-6
+    assert jax.grad(end)(0.1) == pytest.approx(float(slope), rel=1e-6)
+    assert jax.jvp(end, (0.1,), (1.0,))[1] == pytest.approx(float(slope), rel=1e-6)
+
+
+def cliff(x):
+    """Well until x passes 1, then NaN: with x_t = 0.3 t the step that meets it is number 4."""
+    return jnp.where(x > 1, jnp.nan, -0.3 * x)
+
+
+def test_a_nan_ends_the_run_at_its_step_and_keeps_what_came_before():
+    path = flow.run(cliff, jnp.float32(0), optax.sgd(1.0), 20, at=1, track=lambda u: u)
+    assert path.broke == 4
+    kept = path.kept()
+    assert kept.at.tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_allclose(kept.seen, [0, 0.3, 0.6, 0.9, 1.2], rtol=1e-6)
+    assert path.params == pytest.approx(1.2)  # the last that is finite
+    assert path.sums == pytest.approx(1.2)
+    many = jax.vmap(lambda rate: flow.run(cliff, jnp.float32(0), optax.sgd(rate), 20, at=5))(jnp.array([0.1, 1.0]))
+    assert many.broke.tolist() == [-1, 4]
+    assert many.params[0] == pytest.approx(0.6)
+    blown = flow.run(lambda x: -(x**2), jnp.float32(1), optax.sgd(1e30), 9, at=1)
+    assert blown.broke == 1  # the parameter itself would be infinite
+    assert np.isfinite(blown.seen).all()
+    assert flow.run(cliff, jnp.float32(0), optax.sgd(0.1), 5).kept().at.tolist() == [0, 5]
+
+
+# Long runs
+
+
+def test_a_run_in_parts_is_the_run(tmp_path):
+    args = (quadratic, jnp.array([1.0, -2.0]), optax.adam(0.1), 23)
+    more = {"data": (jnp.ones(2),), "at": flow.log_steps(23), "track": lambda u: u}
+    told = []
+    whole = flow.run(*args, **more)
+    parts = flow.run_in_parts(*args, every=5, folder=tmp_path / "a", on_progress=lambda *x: told.append(x), **more)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), parts, whole)
+    assert told == [(5, 23), (10, 23), (15, 23), (20, 23), (23, 23)]
+    again = flow.run_in_parts(*args, every=5, folder=tmp_path / "a", on_progress=lambda *x: told.append(x), **more)
+    assert_same(again, parts)
+    assert len(told) == 5, "there was nothing left to do"
+
+
+def test_a_run_in_parts_stops_at_a_nan(tmp_path):
+    told = []
+    args = (cliff, jnp.float32(0), optax.sgd(1.0), 20)
+    for _ in range(2):  # and again, from its checkpoints
+        more = {"every": 2, "folder": tmp_path, "on_progress": lambda *x: told.append(x)}
+        path = flow.run_in_parts(*args, at=1, **more)
+        assert (path.broke, path.at.tolist()) == (4, [0, 1, 2, 3, 4])
+        np.testing.assert_allclose(path.seen, [0, 0.3, 0.6, 0.9, 1.2], rtol=1e-6)
+    assert told[:3] == [(2, 20), (4, 20), (4, 20)]
+    assert flow.run_in_parts(*args, every=3, at=(10, 20)).at.tolist() == [4]
+
+
+LONG = """
+import os, signal, sys
+import jax, jax.numpy as jnp, optax
+from jattn import flow
+jax.config.update("jax_num_cpu_devices", 8)
+
+def loss(x, scale):
+    return jnp.sum(scale * jnp.cos(x) + x**2 / 2)
+
+def go(folder, rate=0.05, on_progress=None):
+    x = jnp.linspace(-2, 2, 37)
+    return flow.run_in_parts(loss, x, optax.adamw(rate), 700, every=100, folder=folder, on_progress=on_progress,
+                             data=(jnp.linspace(0, 3, 37),), at=flow.log_steps(700), track=lambda u: u**2)
+
+def die(done, steps):
+    if done == 400:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_after_a_kill_a_run_ends_where_it_would_have_ended_bit_for_bit(tmp_path):
+    code = LONG + f"\ngo({str(tmp_path / 'killed')!r}, on_progress=die)\n"
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert sorted(int(name) for name in os.listdir(tmp_path / "killed") if name.isdecimal()) == [300, 400]
+    space, told = {}, []
+    exec(LONG, space)
+    whole = space["go"](None)
+    resumed = space["go"](tmp_path / "killed", on_progress=lambda *x: told.append(x))
+    assert told == [(500, 700), (600, 700), (700, 700)], "only the rest was computed"
+    assert_same(resumed, whole)
+    with pytest.raises(AssertionError):  # the control: another learning rate is another end
+        assert_same(space["go"](None, rate=0.0501), whole)
+
+
+# The continuous flow
+
+
+@pytest.mark.parametrize("tolerance", [1e-5, 1e-9])
+def test_two_keys_follow_the_exact_solution_to_the_tolerance(tolerance, x64):
+    """m + eᵐ grows as c²|d|² t: with two keys the lead m of the target is the log of the Wright omega function."""
+    k, q = jnp.array([[1.0, 0.3], [0.1, -0.2]]), jnp.array([0.4, -0.1])
+    d = np.asarray(k[0] - k[1])
+    times = np.concatenate([[0.0], np.logspace(-2, 15, 18)])
+    path = flow.integrate(toy_loss, q, times, data=(k, 0), tolerance=tolerance)
+    m = d @ np.asarray(q) / math.sqrt(2)
+    lead = np.log(wrightomega(m + np.exp(m) + d @ d / 2 * times))
+    exact = np.asarray(q) + np.outer(lead - m, d) * math.sqrt(2) / (d @ d)
+    np.testing.assert_allclose(path.seen, exact, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(path.loss, np.log1p(np.exp(-lead)), rtol=100 * tolerance)
+    if tolerance == 1e-5:
+        with pytest.raises(AssertionError):  # the control: it is no better than it has to be
+            np.testing.assert_allclose(path.seen, exact, rtol=1e-10, atol=1e-10)
+
+
+def test_the_flow_conserves_what_it_should_and_says_where_it_broke(x64):
+    start = (jnp.array([1.0, 0.0]), jnp.asarray(TOY))
+    path = flow.integrate(lambda w: toy_loss(*w, 1), start, jnp.logspace(-1, 4, 6), tolerance=1e-9)
+    kept = jax.vmap(flow.balance)(*path.seen)
+    np.testing.assert_allclose(kept, np.broadcast_to(flow.balance(*start), kept.shape), atol=1e-8)
+    assert path.broke == -1
+    blown = flow.integrate(lambda x: -(x**3) / 3, jnp.float64(1.0), jnp.array([0.5, 0.9]))
+    np.testing.assert_allclose(blown.seen, [2, 10], rtol=1e-7)  # x = 1 / (1 − t)
+    assert flow.integrate(lambda x: jnp.nan * x, jnp.float64(1.0), jnp.array([0.0, 1.0])).broke == 1
+
+
+# Diagnostics and the report
+
+
+@pytest.fixture(scope="module")
+def free():
+    """q and K together on the toy, plain gradient descent, every step; and the same with momentum."""
+    with jax.enable_x64(True):
+        objective, start = flow.cross_entropy(1), (jnp.array([1.0, 0.0]), jnp.asarray(TOY))
+        both = lambda w: flow.balance(*w)  # noqa: E731
+        read = lambda w: w  # noqa: E731
+        seen = {"observe": flow.watch(read, objective, 1, conserved=both), "track": both, "at": 50}
+        loss = flow.loss_of(read, objective)
+        return {m: flow.run(loss, start, optax.sgd(0.5, m), 200, **seen) for m in (None, 0.9)}
+
+
+def test_diagnostics_are_what_they_say(free, x64):
+    s = jax.tree.map(np.asarray, free[None].seen)
+    for i in range(len(s.p)):
+        q, k = s.q[i], s.k[i]
+        p = np.exp(k @ q / math.sqrt(2))
+        p /= p.sum()
+        ahead = k[1] - k[[0, 2]]
+        w = svm(ahead)
+        np.testing.assert_allclose(s.weights[i], p, atol=1e-14)
+        np.testing.assert_allclose(s.direction[i], w / np.linalg.norm(w), atol=1e-6)
+        want = {
+            "loss": -np.log(p[1]), "p": p[1], "lead": q @ (k[1] - p @ k), "norm": np.linalg.norm(q),
+            "cos_key": q @ k[1] / np.linalg.norm(q) / np.linalg.norm(k[1]), "widest": 1 / np.linalg.norm(w),
+            "margin": (ahead @ q).min() / np.linalg.norm(q), "cos_margin": q @ s.direction[i] / np.linalg.norm(q),
+        }  # fmt: skip
+        for name, value in want.items():
+            assert getattr(s, name)[i] == pytest.approx(value, abs=1e-6 if name == "widest" else EXACT), name
+        np.testing.assert_allclose(s.pulls[i].sum(0), (k[1] - p @ k) / math.sqrt(2), atol=EXACT)
+        np.testing.assert_allclose(s.dk[i].sum(0), 0, atol=EXACT)
+    np.testing.assert_allclose(s.conserved - s.conserved[0], s.drift, atol=EXACT)
+    assert abs(s.drift[-1]).max() > 0.01
+
+
+def test_the_report_passes_what_obeys_and_fails_what_does_not(free, x64):
+    report = flow.check(free[None], keys="free")
+    assert report.passed, report
+    assert "ok   Σ_s p_s = 1" in str(report)
+    slipped = flow.check(free[0.9], keys="free")
+    assert [c.identity for c in slipped.checks if not c.passed] == ["conserved: drift as predicted"]  # momentum
+    assert "FAIL conserved" in str(slipped)
+    assert abs(slipped["conserved: drift as predicted"].measured) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("field", "identity"),
+    [
+        ("weights", "Σ_s p_s = 1"),
+        ("pulls", "Σ_s pull_s + dL/dq = 0"),
+        ("dk", "Σ_s dL/dk_s = 0"),
+        ("dk", "dL/dk_s across q = 0"),
+        ("margin", "margin above γ = 0"),
+        ("k", "mean key moved = 0"),
+        ("conserved", "conserved: drift as predicted"),
+    ],
+)
+def test_each_line_of_the_report_can_fail(field, identity, free, x64):
+    seen = free[None].seen
+    x = getattr(seen, field)
+    wrong = x.at[(-1,) + (0,) * (x.ndim - 1)].add(1e-9 if field != "margin" else 10)
+    broken = dataclasses.replace(free[None], seen=dataclasses.replace(seen, **{field: wrong}))
+    assert not flow.check(broken, keys="free")[identity].passed
+    nan = dataclasses.replace(seen, **{field: jnp.full_like(x, jnp.nan)})
+    assert not flow.check(dataclasses.replace(free[None], seen=nan), keys="free").passed
+
+
+def test_the_report_sees_a_broken_run_moved_keys_and_missed_limits(free, x64):
+    assert not flow.check(dataclasses.replace(free[None], broke=jnp.int32(200)), keys="free").passed
+    assert not flow.check(free[None], keys="frozen")["keys moved = 0"].passed
+    assert not flow.check(free[None], keys="projected", rate=0.5)["η t L → 1/(cγ)²"].passed  # for frozen keys alone
+
+
+# What is conserved
+
+
+def sentence(w, x):
+    """A layer with every matrix: the words' outputs should be the next word's embedding."""
+    W_Q, W_K, W_V, W_O = w
+    out = flow.attend(x @ W_Q, x @ W_K, x @ W_V).out @ W_O
+    return jnp.mean((out[:-1] - x[1:]) ** 2)
+
+
+def balances(w):
+    return flow.balance(w[0], w[1]), flow.balance(w[2], w[3].T)
+
+
+def test_gradient_descent_moves_the_balance_exactly_as_predicted_and_others_do_not(x64):
+    x = normal(7, 5, seed=1)
+    w = tuple(normal(*s, seed=i) / 2 for i, s in enumerate([(5, 3), (5, 3), (5, 3), (3, 5)]))
+    look = lambda now: (balances(now.params), now.sums)  # noqa: E731
+
+    def drift(optimizer, steps):
+        kept, sums = flow.run(sentence, w, optimizer, steps, data=(x,), observe=look, track=balances).seen
+        return [(small(k[-1] - k[0]), small(k[-1] - k[0] - s[-1])) for k, s in zip(kept, sums, strict=True)]
+
+    coarse, fine = drift(optax.sgd(0.01), 200), drift(optax.sgd(0.005), 400)
+    for (moved, off), (half, half_off) in zip(coarse, fine, strict=True):
+        assert max(off, half_off) < EXACT
+        assert moved > 1e-4
+        assert moved / half == pytest.approx(2, rel=0.05)  # at the same time it halves with the rate
+    for optimizer in (optax.sgd(0.01, momentum=0.9), optax.adam(0.01)):
+        assert all(off > 1e-3 for _, off in drift(optimizer, 100))
+
+
+def test_weight_decay_shrinks_the_balance(x64):
+    """θ ← (1 − ηλ) θ − η g: the balance shrinks by (1 − ηλ)² a step, which is e^{−2λt} in the limit of small steps."""
+    x, rate, decay = normal(7, 5, seed=1), 0.002, 0.5
+    w = tuple(normal(*s, seed=i) / 2 for i, s in enumerate([(5, 3), (5, 3), (5, 3), (3, 5)]))
+    optimizer = optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate))
+    look = lambda now: (balances(now.params), balances(jax.tree.map(lambda g: rate * g, now.grads)))  # noqa: E731
+    kept, pushed = flow.run(sentence, w, optimizer, 500, data=(x,), observe=look, at=1).seen
+    for k, push in zip(kept, pushed, strict=True):
+        said = k[0]
+        for p in push[:-1]:
+            said = (1 - rate * decay) ** 2 * said + p
+        np.testing.assert_allclose(k[-1], said, atol=EXACT)
+        np.testing.assert_allclose(k[-1], k[0] * math.exp(-2 * decay * rate * 500), atol=0.01 * small(k[0]))
+        assert small(k[-1]) < 0.7 * small(k[0])
