@@ -39,7 +39,7 @@ def test_a_coloured_cell_carries_its_number():
 
 def test_the_letters_stand_out_on_every_shade():
     for weight in np.linspace(0, 1, 101):
-        style = Style.parse(console._shade(weight, 1.0))
+        style = Style.parse(console._grid._shade(weight, 1.0))
         a, b = sorted((luminance(style.color), luminance(style.bgcolor)))
         assert (b + 0.05) / (a + 0.05) >= 4.5  # WCAG 2, level AA
 

@@ -1,25 +1,16 @@
-"""Terminal text: arrays in, something that `rich` prints out; nothing here computes.
-
-Each picture says the same in numbers as in colour, so it can be read without colour, in a file and at 80 columns.
-"""
+"""Tables of numbers, shaded and folded to the width of a terminal; and what the other pictures of a terminal share."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from jattn import _checks
-
-try:
-    from rich import box
-    from rich.cells import cell_len
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
-except ImportError as error:
-    raise ImportError("jattn.console: rich must be installed. Run: pip install 'jattn[console]'") from error
-
-__all__ = ["bars", "heatmap", "vectors"]
 
 _LABEL = 12  # a longer label is cut, with an ellipsis
 _PAPER, _MIDDLE, _INK = (247, 251, 255), (66, 146, 198), (8, 48, 107)  # the blues of small, middling, large weights
