@@ -25,7 +25,7 @@ def objective(q, k, target, values, goal):
     return 0.5 * jnp.sum((jattn.attention(q[None], k, values)[0] - goal) ** 2)
 
 
-def record(q, k, target, *, values=None, goal=None, optimiser="gradient descent", moves="q", rate=1.0, steps=10_000,
+def record(q, k, target, *, labels=None, values=None, goal=None, optimiser="gradient descent", moves="q", rate=1.0, steps=10_000,
            frames=120) -> dict:  # fmt: skip
     """The run as the pictures take it: q [F, D], k [F, S, D], weights [F, S], steps [F], and the series to watch."""
     at = np.unique(np.round(np.geomspace(1, steps + 1, frames) - 1).astype(int))
@@ -35,7 +35,7 @@ def record(q, k, target, *, values=None, goal=None, optimiser="gradient descent"
     seen = jax.tree.map(lambda x: x[at], path)
     u, margin = widest(np.asarray(k, np.float64), target)
     norm = np.linalg.norm(seen["q"], axis=1)
-    cosines = {f"k_{target}": _cos(seen["q"], seen["k"][:, target])}
+    cosines = {f"k_{labels[target] if labels else target}": _cos(seen["q"], seen["k"][:, target])}
     if moves == "q" and margin > 0:
         cosines["max margin"] = seen["q"] @ u / np.maximum(norm, 1e-300)
     ahead = seen["k"][:, target, None] - np.delete(seen["k"], target, axis=1)

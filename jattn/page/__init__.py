@@ -183,7 +183,9 @@ def run(
     for name, u in (rays or {}).items():
         shape, axes = ((F, D), "[F, D]") if np.ndim(u) == 2 else ((D,), "[D]")
         held["rays"][str(name)] = _given.numbers(where, f"rays[{name!r}]", u, shape, axes)
-    for name, (predicted, measured) in ({} if conserved is None else _given.pairs(where, "conserved", conserved)).items():
+    for name, (predicted, measured) in (
+        {} if conserved is None else _given.pairs(where, "conserved", conserved)
+    ).items():
         held["conserved"][name] = {"predicted": predicted, "measured": measured}
     if plane is not None:
         held["plane"] = _given.numbers(where, "plane", plane, (2, D), "[2, D]")
@@ -269,5 +271,7 @@ def _scale(scale: float | None, D: int) -> float:
 def _principal(points: np.ndarray) -> np.ndarray:
     """The two directions in which points lie farthest apart; where there is but one, the other is empty."""
     seen = points[np.isfinite(points).all(1)]
-    axes = np.linalg.svd(seen - seen.mean(0), full_matrices=False)[2][:2] if len(seen) else np.zeros((0, points.shape[1]))
+    axes = (
+        np.linalg.svd(seen - seen.mean(0), full_matrices=False)[2][:2] if len(seen) else np.zeros((0, points.shape[1]))
+    )
     return np.concatenate([axes, np.zeros((2 - len(axes), points.shape[1]))])

@@ -15,7 +15,7 @@ function fill(node, more, inside) {
 }
 
 // Tokens may run from right to left: each is isolated, so that it cannot turn around what stands beside it.
-const token = (name) => el("bdi", { text: name === "" ? "∅" : name });
+const token = (name) => el("bdi", { text: name === "" ? "∅" : name, title: [...name].length > 9 ? name : null });
 const isolated = (name) => "\u2068" + name + "\u2069";
 
 // Numbers. NaN came as null, ±∞ as text.
@@ -30,8 +30,9 @@ function digits(x, n = 3) {
   if (/^-[0.]*$/.test(text)) text = text.slice(1);
   return text.replaceAll("-", "−");
 }
+const fixed = (x, n = 3) => (Number.isFinite(x) ? x.toFixed(n) : digits(x)).replace(/^-([0.]*)$/, "$1").replaceAll("-", "−");
 const signed = (x, n = 3) => (x > 0 ? "+" : "") + digits(x, n);
-const vector = (x, n = 3) => "(" + (x.length > 6 ? [...x.slice(0, 5).map((y) => digits(y, n)), "…"] : x.map((y) => digits(y, n))).join(", ") + ")";
+const vector = (x, n = 3) => "(" + (x.length > 4 ? [...x.slice(0, 3).map((y) => digits(y, n)), "…"] : x.map((y) => digits(y, n))).join(", ") + ")";
 const grouped = (x) => (Number.isInteger(x) ? x.toLocaleString("en") : digits(x));
 
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);

@@ -1,8 +1,8 @@
 // Pieces of pictures: frames of panels, lines over time, bars, tables.
 
+let panels = 0;
 function panel(title, size = "", note = "") {
-  const heading = el("h2", { text: title });
-  heading.id = "h" + document.querySelectorAll("h2").length + Math.random().toString(36).slice(2, 7);
+  const heading = el("h2", { text: title, id: `panel-${++panels}` });
   const tools = el("div", { class: "row" });
   const body = el("div");
   const node = el("section", { class: ("panel " + size).trim(), "aria-labelledby": heading.id },
@@ -63,18 +63,20 @@ function chart(host, { title, lines, steps, low, high, dots = false, choose }) {
       drawing.append(svg("line", { class: "axis", x1: left, x2: W - right, y1: y(t), y2: y(t) }));
       drawing.append(svg("text", { class: "soft", x: left - 6, y: y(t) + 4, "text-anchor": "end", text: tick(t) }));
     }
-    const marks = log ? Array.from({ length: Math.floor(end + 1e-9) + 1 }, (_, i) => i) : ticks(0, end, 3);
+    const decades = Math.floor(end + 0.05), every = Math.ceil(decades / Math.max(1, Math.floor((W - left - right) / 58)));
+    const powers = [0, ...Array.from({ length: Math.max(decades, 0) }, (_, i) => (i % every ? NaN : 10 ** (decades - i)))];
+    const marks = log ? powers.filter((s) => time(s + steps[0]) <= end * 1.001) : ticks(0, end, 3);
     for (const t of marks) {
-      const at = left + (t / end) * (W - left - right);
-      const label = log ? grouped(Math.round(10 ** t) - 1 + steps[0]) : tick(t + steps[0]);
-      if (log && end > 3 && t % 2 && marks.length > 4) continue;
+      const at = left + ((log ? time(t + steps[0]) : t) / end) * (W - left - right);
+      if (log && t && at < left + 30) continue;
+      const label = Math.abs(t) >= 1e4 ? (t / 1000).toLocaleString("en") + "k" : grouped(t + steps[0]);
       drawing.append(svg("text", { class: "soft", x: at, y: H - 7, "text-anchor": t === 0 ? "start" : at > W - right - 14 ? "end" : "middle", text: label }));
     }
     spots = [];
     const ends = lines.map((line) => y(line.y.findLast(Number.isFinite) ?? bottom));
     const order = ends.map((_, i) => i).sort((a, b) => ends[a] - ends[b]);
-    for (const [n, i] of order.entries()) if (n) ends[i] = Math.max(ends[i], ends[order[n - 1]] + 13);
-    const over = Math.max(0, ...ends.map((e) => e - (H - below + 2)));
+    order.forEach((i, n) => { if (n) ends[i] = Math.max(ends[i], ends[order[n - 1]] + 13); });
+    order.reverse().forEach((i, n) => { ends[i] = Math.min(ends[i], n ? ends[order[n - 1]] - 13 : H - below + 2); });
     for (const [i, line] of lines.entries()) {
       let path = "", pen = false;
       line.y.forEach((v, f) => {
@@ -87,7 +89,7 @@ function chart(host, { title, lines, steps, low, high, dots = false, choose }) {
         line.y.forEach((v, f) => f % every || !Number.isFinite(v) || drawing.append(svg("circle", { cx: x(f), cy: y(v), r: 3.2, fill: "none", stroke: ink, "stroke-width": 1.5 })));
       } else drawing.append(svg("path", { d: path, fill: "none", stroke: ink, "stroke-width": 1.8, "stroke-linejoin": "round" }));
       if (named) {
-        const name = svg("text", { class: "soft", x: W - right + 7, y: ends[i] + 4 - over, text: isolated(line.name.length > 11 ? line.name.slice(0, 10) + "…" : line.name) });
+        const name = svg("text", { class: "soft", x: W - right + 7, y: ends[i] + 4, text: isolated(line.name.length > 11 ? line.name.slice(0, 10) + "…" : line.name) });
         name.style.fill = ink;
         drawing.append(name);
       }
@@ -124,16 +126,15 @@ function bar(x, most, ink) {
 }
 
 // Rows of [header, ...cells]; a cell is text or a node.
-function table(heads, rows, { caption = "", foot = null, kind = "lines" } = {}) {
+function table(heads, rows, { foot = null, kind = "lines" } = {}) {
   const cell = (x, i) => (x instanceof Node ? el("td", { class: x.matches?.("svg, .wide") ? "bar" : "" }, x) : el("td", { text: x }));
   const line = ([name, ...cells]) => el("tr", {}, el("th", { scope: "row" }, name), ...cells.map(cell));
   return el("table", { class: kind },
-    caption ? el("caption", { text: caption }) : null,
-    el("thead", {}, el("tr", {}, ...heads.map((h, i) => (h === "" ? el("td") : el("th", { scope: "col", class: i ? "number" : "", text: h }))))),
+    el("thead", {}, el("tr", {}, ...heads.map((h, i) => (h === "" ? el("td", { class: rows[0]?.[i] instanceof SVGElement ? "bar" : "" }) : el("th", { scope: "col", class: i ? "number" : "", text: h }))))),
     el("tbody", {}, ...rows.map(line)), foot ? el("tfoot", {}, line(foot)) : null);
 }
 
-const scrolling = (label, inside) => el("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": label }, inside);
+const scrolling = (label, inside) => el("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": label }, inside);
 
 // The colours of a scale and what its ends mean.
 function legend(map, low, high) {
@@ -149,7 +150,7 @@ function why(host, { labels, p, gains, pulls, total, scale, chosen, choose, quer
   const focus = host.contains(document.activeElement) ? document.activeElement.dataset.token : null;
   const rows = labels.map((name, j) => [
     el("button", { type: "button", class: "token", "data-token": j, "aria-pressed": String(j === chosen), onclick: () => choose(j === chosen ? null : j) }, swatch(j), token(name)),
-    digits(p[j]), signed(gains[j]), bar(parts[j], most, hue(j)), signed(parts[j]),
+    fixed(p[j]), signed(gains[j]), bar(parts[j], most, hue(j)), signed(parts[j]),
   ]);
   const made = table(["pull of", "p", "a − ā", "", "along −dL/dq"], rows, {
     foot: [`all: −dL/d${query}`, digits(p.reduce((a, b) => a + b, 0)), "", bar(size, most), signed(size)],
@@ -159,6 +160,6 @@ function why(host, { labels, p, gains, pulls, total, scale, chosen, choose, quer
   const said = el("p", { class: "formula" });
   if (chosen === null) said.textContent = `Choose a token to see its pull written out. −dL/d${query} = ${vector(total)}.`;
   else said.append(el("span", { text: "c · p · (a − ā) · k = " }), token(`${digits(scale)} × ${digits(p[chosen])} × (${digits(gains[chosen])}) × k`), el("span", { text: ` = ${vector(pulls[chosen], 4)}, the pull of ` }), token(labels[chosen]));
-  host.replaceChildren(labels.length > 12 ? scrolling("The pull of each key", made) : made, said);
+  host.replaceChildren(scrolling("The pull of each key", made), said);
   if (focus !== null) host.querySelector(`[data-token="${focus}"]`)?.focus();
 }

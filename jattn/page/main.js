@@ -50,7 +50,7 @@ function layRun() {
   log.checked = true;
   player.append(play, button("◀", "One frame back", () => { stop(); go(state.frame - 1); }), button("▶", "One frame on", () => { stop(); go(state.frame + 1); }), slider, step, el("label", {}, log, "log time"));
   player.hidden = false;
-  const panels = runPanels(state, { go: (f) => { stop(); go(f); }, settle: () => panels.settle() });
+  const shown = runPanels(state, { go: (f) => { stop(); go(f); }, settle: () => shown.settle() });
 
   const choices = [["loss", "Loss"], ["optimiser", "Optimiser"]].map(([name, label]) => {
     const names = [...new Set(runs.map((r) => r[name]))];
@@ -58,7 +58,7 @@ function layRun() {
     return { name, select: el("select", { id: name, onchange: () => choose(name) }, ...names.map((x) => el("option", { value: x, text: x || "–" }))), label };
   }).filter(Boolean);
   if (choices.length) main.append(el("section", { class: "panel row", "aria-label": "Which run" }, ...choices.map((c) => el("label", {}, c.label, c.select))));
-  main.append(...panels.parts.map((p) => p.node));
+  main.append(...shown.parts.map((p) => p.node));
 
   // The run with what was just chosen; of those, the one most like the one before.
   function choose(name) {
@@ -77,24 +77,23 @@ function layRun() {
     const at = `step ${grouped(run.steps[state.frame])} of ${grouped(run.steps.at(-1))}`;
     slider.setAttribute("aria-valuetext", at);
     step.textContent = at;
-    panels.trail.free() && !fresh ? panels.trail.show(run, state.frame, null) : null;
-    panels.show(run, state.frame, state.log, fresh);
+    shown.show(run, state.frame, state.log, fresh);
   }
   // The film lasts eight seconds, even in steps or in their logarithm; with reduced motion, a still every 0.8 seconds.
   function start() {
     const begun = state.frame >= last() ? 0 : state.frame, { steps } = state.run;
     const time = (f) => (state.log ? Math.log1p(steps[f] - steps[0]) : steps[f] - steps[0]) / ((state.log ? Math.log1p(steps.at(-1) - steps[0]) : steps.at(-1) - steps[0]) || 1);
     const origin = performance.now() - time(begun) * 8000;
-    let shown = -Infinity;
+    let drawn = -Infinity;
     go(begun);
     play.textContent = "Pause";
     play.setAttribute("aria-label", "Pause");
     const tick = (now) => {
-      if (!still.matches || now - shown > 800) {
+      if (!still.matches || now - drawn > 800) {
         const u = (now - origin) / 8000;
         let f = state.frame;
         while (f < last() && time(f + 1) <= u) f++;
-        if (f !== state.frame) { go(f); shown = now; }
+        if (f !== state.frame) { go(f); drawn = now; }
         if (f >= last()) return stop();
       }
       state.playing = requestAnimationFrame(tick);
@@ -110,7 +109,7 @@ function layRun() {
     said.textContent = step.textContent;
   }
   go(0, true);
-  resizes.push(() => panels.resize(state.log, state.frame));
+  resizes.push(() => shown.resize(state.log, state.frame));
 }
 
 let width = main.clientWidth;

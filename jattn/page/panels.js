@@ -7,21 +7,21 @@ function heatmap(host, { weights, rows, columns, chosen, choose, caption }) {
   const body = weights.map((row, t) => {
     const name = choose ? el("button", { type: "button", class: "token", "data-row": t, "aria-pressed": String(t === chosen), onclick: () => choose(t) }, token(rows[t])) : token(rows[t]);
     const cells = row.map((w) => {
-      const cell = el("td", { text: dense ? digits(w, n).replace(/^0\./, ".") : digits(w, n) });
+      const cell = el("td", { text: dense ? fixed(w, n).replace(/^0\./, ".") : fixed(w, n) });
       paint(cell, w);
       return cell;
     });
     return el("tr", {}, el("th", { scope: "row" }, name), ...cells, el("td", { class: "entropy", text: digits(entropy(row), 2) }));
   });
-  const made = el("table", { class: dense ? "map dense" : "map" }, el("caption", { text: caption }), el("thead", {}, head), el("tbody", {}, ...body));
-  host.replaceChildren(scrolling("Weights, a row for each query", made), legend(VIRIDIS, "0", "1"));
+  const made = el("table", { class: dense ? "map dense" : "map" }, el("thead", {}, head), el("tbody", {}, ...body));
+  host.replaceChildren(scrolling("Weights, a row for each query", made), ...(caption ? [el("p", { class: "note", text: caption })] : []), legend(VIRIDIS, "0", "1"));
 }
 
 function attentionPanels(part) {
   const of = Object.fromEntries(["weights", "scores", "scaled", "values", "out", "keys", "gains"].map((name) => [name, part[name] && deep(part[name])]));
   const whole = of.scores && of.scaled && of.values && of.out, causes = of.keys && of.gains;
-  const map = panel("Attention: who attends to whom", whole || causes ? "large" : "", "A row for each query, a column for each key; the entropy of a row, in nats, says how broad it is.");
-  const steps = whole && panel("Every step of one row", "small"), reasons = causes && panel("Why: the pulls on the query", whole ? "" : "small");
+  const map = panel("Attention: who attends to whom", (whole || causes) && part.columns.length <= 12 ? "half" : "", "A row for each query, a column for each key; the entropy of a row, in nats, says how broad it is.");
+  const steps = whole && panel("Every step of one row", "half"), reasons = causes && panel("Why: the pulls on the query", (part.columns.length <= 12) === Boolean(whole) ? "" : "half");
   let row = 0, step = 4, chosen = null;
 
   function pick(t) {
@@ -39,14 +39,14 @@ function attentionPanels(part) {
     const stages = el("ol", { class: "steps" }, ...STEPS.map(([name], i) => el("li", {}, el("button", { type: "button", "data-step": i, "aria-current": String(i === step), text: `${i + 1} ${name}`, onclick: () => { step = i; walk(); } }))));
     const more = el("button", { type: "button", class: "main", "data-step": "next", text: step < 4 ? "Next step" : "From the start", onclick: () => { step = (step + 1) % 5; walk(); } });
     const cells = (s) => {
-      const w = el("td", { text: digits(of.weights[row][s]) });
+      const w = el("td", { text: fixed(of.weights[row][s]) });
       paint(w, of.weights[row][s]);
-      return [digits(of.scores[row][s]), digits(scaled[s]), digits(exps[s], 4), w, el("span", { class: "wide", text: vector(of.values[s].map((x) => x * of.weights[row][s])) })].slice(0, step + 1);
+      return [digits(of.scores[row][s]), digits(scaled[s]), digits(exps[s], 4), w, el("span", { class: "wide", text: vector(of.values[s].map((x) => x * of.weights[row][s]), 2) })].slice(0, step + 1);
     };
     const lines = part.columns.map((name, s) => [token(name), ...cells(s)]);
     const made = table(["key", ...STEPS.slice(0, step + 1).map(([name]) => name)], [], {});
     for (const [name, ...line] of lines) made.tBodies[0].append(el("tr", {}, el("th", { scope: "row" }, name), ...line.map((x) => (x instanceof Node ? (x.matches("td") ? x : el("td", {}, x)) : el("td", { text: x })))));
-    const total = ["", "", `sum ${digits(sum, 4)}`, `sum ${digits(of.weights[row].reduce((a, b) => a + b, 0))}`, vector(of.out[row])].slice(0, step + 1);
+    const total = ["", "", `sum ${digits(sum, 4)}`, `sum ${digits(of.weights[row].reduce((a, b) => a + b, 0))}`, vector(of.out[row], 2)].slice(0, step + 1);
     made.append(el("tfoot", {}, el("tr", {}, el("th", { scope: "row", text: step === 4 ? "out" : "" }), ...total.map((x) => el("td", { text: x })))));
     steps.body.replaceChildren(said, stages, scrolling("The steps of one row", made), el("div", { class: "row" }, more));
     if (focus !== null) steps.body.querySelector(`[data-step="${focus}"]`)?.focus();
@@ -68,8 +68,7 @@ function headsPanels(part) {
   const all = panel("Every head of every layer", "half", "Queries from top to bottom, keys from left to right. Choose a head to see its arcs.");
   const one = panel("The arcs of one head", "half");
   const grid = el("div", { class: "overview", role: "group", "aria-label": "Heads" });
-  const wide = clamp(Math.round(420 / H), 22, 64);
-  grid.style.gridTemplateColumns = `max-content repeat(${H}, ${wide + 8}px)`;
+  grid.style.gridTemplateColumns = `max-content repeat(${H}, minmax(20px, 76px))`;
   for (let l = 0; l < L; l++) {
     grid.append(el("span", { class: "name", text: `layer ${l}` }));
     for (let h = 0; h < H; h++) {
@@ -77,8 +76,7 @@ function headsPanels(part) {
       of(l, h).flat().forEach((w, i) => image.data.set([...(colour(VIRIDIS, w) ?? [128, 128, 128]), 255], 4 * i));
       pen.putImageData(image, 0, 0);
       const b = el("button", { type: "button", "data-head": `${l},${h}`, "aria-label": `layer ${l}, head ${h}: ${strongest(of(l, h))}`, onclick: () => pick(l, h) }, canvas);
-      b.style.width = `${wide + 8}px`;
-      b.style.height = `${Math.round(clamp((wide * T) / S, 12, 90)) + 8}px`;
+      canvas.style.aspectRatio = `${S} / ${clamp(T, S / 4, S * 2)}`;
       grid.append(b);
     }
   }
@@ -141,7 +139,7 @@ function runPanels(state, { go, settle }) {
   function show(run, f, log, fresh) {
     place.heading.textContent = `The path of ${run.query} over the field −dL/d${run.query}`;
     if (fresh) { chosen = null; build(run); }
-    map.show(run, f, fresh ? null : undefined);
+    map.show(run, f);
     refresh(run, f);
     for (const c of charts) { if (fresh || c.log !== log) { c.draw(log); c.log = log; } c.move(f); }
   }
@@ -156,11 +154,11 @@ function runPanels(state, { go, settle }) {
     const promises = Object.entries(run.conserved);
     kept.node.hidden = !promises.length;
     for (const [name, { predicted, measured }] of promises) charts.push(made(lists, { title: name, lines: [{ name: "predicted", y: predicted, ink: "var(--ray)" }, { name: "measured", y: measured, ink: "var(--k0)", dots: true }] }));
-    verdicts.replaceChildren(table(["quantity", "predicted, last", "measured, last", "largest difference", ""], promises.map(([name, { predicted, measured }]) => {
+    verdicts.replaceChildren(scrolling("Predicted and measured", table(["quantity", "predicted, last", "measured, last", "largest difference", ""], promises.map(([name, { predicted, measured }]) => {
       const off = Math.max(...measured.map((m, f) => Math.abs(m - predicted[f])).filter((x) => !Number.isNaN(x)), 0), size = Math.max(1, ...predicted.map(Math.abs).filter(Number.isFinite));
       const holds = off <= 1e-6 * size;
       return [name, digits(predicted.at(-1), 6), digits(measured.at(-1), 6), off.toExponential(1).replaceAll("-", "−"), el("span", { class: holds ? "holds" : "fails", text: holds ? "✓ holds" : "✗ fails" })];
-    })));
+    }))));
   }
-  return { parts: [place, row, time, kept], show, resize: (log, f) => { map.resize(); for (const c of charts) { c.draw(log); c.move(f); } }, settle: () => refresh(state.run, state.frame), trail: map };
+  return { parts: [place, row, time, kept], show, resize: (log, f) => { map.resize(); for (const c of charts) { c.draw(log); c.move(f); } }, settle: () => refresh(state.run, state.frame) };
 }

@@ -77,9 +77,9 @@ function plane(host, { changed }) {
     return { centre: [0, 1].map((i) => (low[i] + high[i]) / 2), span };
   }
 
-  function show(next, f, freed = free) {
+  function show(next, f) {
     if (next !== run) {
-      run = next; zoom = 1; middle = null; freed = null; backdrop = "";
+      run = next; zoom = 1; middle = null; backdrop = "";
       const D = run.q[0].length;
       fields.replaceChildren();
       inputs = D > 4 ? [] : run.q[0].map((_, d) => {
@@ -91,8 +91,9 @@ function plane(host, { changed }) {
         return input;
       });
     }
-    [frame, free] = [f, freed];
-    backdrop = run.frozen && !free ? backdrop : "";
+    frame = f;
+    free = null; // time moves: back on the path
+    if (!run.frozen || run.q[0].length > 2) backdrop = "";
     render();
   }
 
@@ -106,22 +107,23 @@ function plane(host, { changed }) {
     drawing.setAttribute("viewBox", `0 0 ${W} ${H}`);
     drawing.setAttribute("height", H);
     const K = keys(), q = query(), now = meet(run, q, K);
+    const held = drawing.contains(document.activeElement); // it is drawn anew, and keeps the focus
     const kept = backdrop === `${W}` ? [...drawing.children].slice(0, 2) : null;
     backdrop = `${W}`;
     const layers = kept ?? ground(q, K, W, H, inverse);
     drawing.replaceChildren(...layers);
     axes(W, H, inverse, px, py);
-    const shape2 = K.map(place);
-    drawing.append(svg("polygon", { points: hull(shape2).map((p) => p.join(",")).join(" "), fill: "var(--k0)", "fill-opacity": 0.1, stroke: "var(--k0)", "stroke-opacity": 0.55 }));
+    const dots = K.map(place);
+    drawing.append(svg("polygon", { points: hull(dots).map((p) => p.join(",")).join(" "), fill: "var(--k0)", "fill-opacity": 0.1, stroke: "var(--k0)", "stroke-opacity": 0.55 }));
     rays(px, py, W, H);
     trail(run.q.map(place), "var(--ink)", 1.8);
     if (!run.frozen) K.forEach((_, j) => trail(run.k.map((k) => place(k[j])), hue(j), 1.3));
-    names(K, shape2, W);
+    names(K, dots, W);
     arrows(q, now, place, unit);
-    handle(place(q));
+    handle(place(q), held);
     if (fillIn) inputs.forEach((input, d) => { if (input !== document.activeElement || !free) input.value = Number(q[d].toPrecision(6)); });
-    const back2 = free ? "" : `, step ${grouped(run.steps[frame])}`;
-    readings.textContent = `${run.query} = ${vector(q)}${back2}. −dL/d${run.query} = ${vector(now.total)}, of length ${digits(length(now.total))}. Loss ${digits(now.loss)}, weight of ${isolated(run.labels[run.target])} ${digits(now.p[run.target])}.`;
+    const when = free ? "" : `, step ${grouped(run.steps[frame])}`;
+    readings.textContent = `${run.query} = ${vector(q)}${when}. −dL/d${run.query} = ${vector(now.total)}, of length ${digits(length(now.total))}. Loss ${digits(now.loss)}, weight of ${isolated(run.labels[run.target])} ${digits(now.p[run.target])}.`;
     readings.dataset.q = JSON.stringify(q);
     readings.dataset.arrow = JSON.stringify(now.total);
     readings.dataset.loss = now.loss;
@@ -241,8 +243,7 @@ function plane(host, { changed }) {
     drawing.append(svg("text", { class: "soft rim", x: view.W - 8, y: 16, "text-anchor": "end", text: `arrow at ${run.query}: −dL/d${run.query}, × ${tick(Number((times / unit).toPrecision(2)))}` }));
   }
 
-  function handle([x, y]) {
-    const held = document.activeElement?.classList.contains("handle");
+  function handle([x, y], held) {
     const grip = svg("g", { class: "handle", tabindex: "0", role: "button", "aria-label": `${run.query}: drag it, or move it with the arrow keys, with Shift in small steps; Escape returns it to the path` },
       svg("circle", { cx: x, cy: y, r: 17, fill: "transparent" }), svg("circle", { class: "halo", cx: x, cy: y, r: 8, fill: "var(--panel)", stroke: "var(--ink)", "stroke-width": 2.2 }), svg("circle", { cx: x, cy: y, r: 2.4, fill: "var(--ink)" }));
     drawing.append(grip);
