@@ -25,8 +25,8 @@ def objective(q, k, target, values, goal):
     return 0.5 * jnp.sum((jattn.attention(q[None], k, values)[0] - goal) ** 2)
 
 
-def record(q, k, target, *, labels=None, values=None, goal=None, optimiser="gradient descent", moves="q", rate=1.0, steps=10_000,
-           frames=120) -> dict:  # fmt: skip
+def record(q, k, target, *, labels=None, values=None, goal=None, optimiser="gradient descent", moves="q", rate=1.0,
+           steps=10_000, frames=120) -> dict:  # fmt: skip
     """The run as the pictures take it: q [F, D], k [F, S, D], weights [F, S], steps [F], and the series to watch."""
     at = np.unique(np.round(np.geomspace(1, steps + 1, frames) - 1).astype(int))
     q, k = jnp.asarray(q), jnp.asarray(k)

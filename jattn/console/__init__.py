@@ -9,5 +9,6 @@ except ImportError as error:
     raise ImportError("jattn.console: rich must be installed. Run: pip install 'jattn[console]'") from error
 
 from jattn.console._grid import bars, heatmap, vectors
+from jattn.console._views import arrows, conserved, ranked, save, sparklines, tiles, why
 
-__all__ = ["bars", "heatmap", "vectors"]
+__all__ = ["arrows", "bars", "conserved", "heatmap", "ranked", "save", "sparklines", "tiles", "vectors", "why"]

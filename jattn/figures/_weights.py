@@ -160,7 +160,7 @@ def arcs(
     x = _given.numbers("arcs", "weights", weights, (None, None), "[T, S]")
     rows = _given.names("arcs", "rows", rows, "T", len(x))
     columns = _given.names("arcs", "columns", columns, "S", x.shape[1])
-    n = int(max(*x.shape, 1))
+    n = max(len(x), x.shape[1], 1)
     figure, ax = _canvas.axes(ax, (5.6, 0.9 + 0.3 * n))
     for side, names, align in ((0.0, rows, "right"), (1.0, columns, "left")):
         for i, name in enumerate(names):
