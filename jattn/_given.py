@@ -62,7 +62,7 @@ def four(where: str, weights: Any) -> np.ndarray:
 
 def entropy(weights: np.ndarray) -> np.ndarray:
     """−Σ w ln w over the last axis, in nats; 0 ln 0 is 0."""
-    return np.asarray(-np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1))
+    return np.asarray(0.0 - np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1))  # 0.0 −: no −0
 
 
 def fields(x: Any) -> dict[str, Any] | None:

@@ -188,9 +188,9 @@ def _shade(weight: float, top: float) -> str:
     return f"{'#000000' if share < 1.25 else '#ffffff'} on #{red:02x}{green:02x}{blue:02x}"
 
 
-def cut(label: str) -> str:
+def cut(label: str, width: int = _LABEL) -> str:
     text = Text(str(label))
-    text.truncate(_LABEL, overflow="ellipsis")
+    text.truncate(width, overflow="ellipsis")
     return text.plain
 
 

@@ -21,9 +21,15 @@ _PLUS, _MINUS, _GOOD, _BAD = "#a8460b", "#2566ac", "green", "red"
 
 
 def ranked(
-    weights: Any, rows: Sequence[str], columns: Sequence[str], *, top: int = 10, title: str | None = None
+    weights: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    top: int = 10,
+    title: str | None = None,
+    width: int = 80,
 ) -> RenderableType:
-    """The strongest pairs of all heads, in order: layer, head, query, key, weight, and the entropy of that row.
+    """The strongest pairs of all heads, in order: layer and head, query, key, weight, and the entropy of that row.
 
     Args:
       weights: [L, H, T, S], [H, T, S] or [T, S]; what is not finite comes last.
@@ -31,9 +37,10 @@ def ranked(
       columns: S names, of the keys.
       top: how many, at least 1.
       title: a line above the table.
+      width: the columns of the terminal. Below 56 names are cut shorter and the entropy is left out.
 
     Returns:
-      A rich Table, or a Group where there is a title; 55 columns wide at most. Of equal weights the first comes first.
+      A rich Table, or a Group where there is a title. Of equal weights the first comes first.
 
     Raises:
       ValueError: `weights` has other axes, or there are more or fewer names than queries and keys.
@@ -42,20 +49,23 @@ def ranked(
       >>> from rich.console import Console
       >>> from jattn import console
       >>> Console(width=60).print(console.ranked([[0.75, 0.25]], ["bank"], ["river", "money"], top=1))
-        layer   head   query   key     weight   entropy
-       ─────────────────────────────────────────────────
-        0       0      bank    river    0.750     0.562
+        head   query   key     weight   entropy
+       ─────────────────────────────────────────
+        0.0    bank    river    0.750     0.562
     """
     x, top = _given.four("ranked", weights), _checks.count("ranked", "top", top, least=1)
     rows = _given.names("ranked", "rows", rows, "T", x.shape[2])
     columns = _given.names("ranked", "columns", columns, "S", x.shape[3])
+    narrow = width < 56
+    room = max(2, min(12, (width - 22) // 2)) if narrow else 12
     order = np.argsort(-np.where(np.isfinite(x), x, -np.inf), axis=None, kind="stable")[:top]
     lines = []
     for layer, head, t, s in zip(*np.unravel_index(order, x.shape), strict=True):
-        broad = float(_given.entropy(x[layer, head, t]))
-        numbers = [f"{x[layer, head, t, s]:.3f}", f"{broad:.3f}"]
-        lines.append([str(layer), str(head), _grid.cut(rows[t]), _grid.cut(columns[s]), *numbers])
-    return _grid.titled(title, _grid.plain(["layer", "head", "query", "key", "weight", "entropy"], lines, left=4))
+        row = x[layer, head, t]
+        line = [f"{layer}.{head}", _grid.cut(rows[t], room), _grid.cut(columns[s], room), f"{row[s]:.3f}"]
+        lines.append(line if narrow else [*line, f"{float(_given.entropy(row)):.3f}"])
+    heads = ["head", "query", "key", "weight", "entropy"]
+    return _grid.titled(title, _grid.plain(heads[:4] if narrow else heads, lines, left=3))
 
 
 def arrows(

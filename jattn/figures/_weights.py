@@ -166,11 +166,12 @@ def arcs(
         for i, name in enumerate(names):
             ax.text(side + (0.02 if side else -0.02), i, name, ha=align, va="center", fontsize=9)
     shades = matplotlib.colormaps["viridis_r"]
-    for t, s in sorted(np.ndindex(*x.shape), key=lambda pair: x[pair]):  # the heaviest on top
+    for t, s in sorted(np.ndindex(*x.shape), key=lambda pair: float(x[pair])):  # the heaviest on top
         if x[t, s] >= least:
+            w = float(x[t, s])
             curve = Path([(0, t), (0.5, t), (0.5, s), (1, s)], [Path.MOVETO, *[Path.CURVE4] * 3])
-            shade = shades(0.15 + 0.85 * min(x[t, s], 1.0))
-            ax.add_patch(PathPatch(curve, fill=False, lw=0.6 + 5 * x[t, s], ec=shade, capstyle="butt"))
+            shade = shades(0.15 + 0.85 * min(w, 1.0))
+            ax.add_patch(PathPatch(curve, fill=False, lw=0.6 + 5 * w, ec=shade, capstyle="butt"))
     for t, row in enumerate(x):
         if row.size and row.max() >= least:
             _canvas.write(ax, f"{row.max():.2f}", (0.1, t + (row.argmax() - t) * 0.04), -3, "black")

@@ -153,7 +153,7 @@ function why(host, { labels, p, gains, pulls, total, scale, chosen, choose, quer
     fixed(p[j]), signed(gains[j]), bar(parts[j], most, hue(j)), signed(parts[j]),
   ]);
   const made = table(["pull of", "p", "a − ā", "", "along −dL/dq"], rows, {
-    foot: [`all: −dL/d${query}`, digits(p.reduce((a, b) => a + b, 0)), "", bar(size, most), signed(size)],
+    foot: [`all: −dL/d${query}`, digits(p.reduce((a, b) => a + b, 0)), "", bar(size, most, "var(--ink)"), signed(size)],
   });
   made.dataset.total = JSON.stringify(total);
   made.dataset.pulls = JSON.stringify(pulls);

@@ -35,9 +35,10 @@ function region(values, level, px, py) {
 function plane(host, { changed }) {
   const drawing = svg("svg", { role: "group" });
   const readings = el("p", { class: "formula", id: "arrow" });
-  const fields = el("div", { class: "row" });
+  const fields = el("div", { class: "row" }), typing = el("div", { class: "row" }), scale = el("p", { class: "note" });
   const controls = el("div", { class: "row" });
-  host.append(controls, drawing, legend(CIVIDIS, "weight of the target: 0", "1"), fields, readings);
+  fields.append(typing);
+  host.append(controls, drawing, legend(CIVIDIS, "weight of the target: 0", "1"), scale, fields, readings);
   let run, frame = 0, free = null, zoom = 1, middle = null, view, inputs = [], backdrop = "", showPulls = true;
 
   const flat = (x) => run.plane.map((axis) => dot(axis, x)); // [D] → the plane
@@ -55,7 +56,8 @@ function plane(host, { changed }) {
   controls.append(
     button("−", "Zoom out", () => rescale(zoom / 1.6)), button("+", "Zoom in on q", () => rescale(zoom * 1.6)),
     button("Whole path", "Whole path", () => { zoom = 1; middle = null; backdrop = ""; render(); }),
-    button("Near the keys", "Near the keys", () => near()), el("label", {}, pulls, "each key’s pull"), back);
+    button("Near the keys", "Near the keys", () => near()), el("label", {}, pulls, "each key’s pull"));
+  fields.append(back);
 
   function rescale(to) {
     zoom = clamp(to, 0.25, 1e6);
@@ -81,13 +83,13 @@ function plane(host, { changed }) {
     if (next !== run) {
       run = next; zoom = 1; middle = null; backdrop = "";
       const D = run.q[0].length;
-      fields.replaceChildren();
+      typing.replaceChildren();
       inputs = D > 4 ? [] : run.q[0].map((_, d) => {
         const input = el("input", { type: "number", step: "any", id: `q${d}`, oninput: () => {
           const typed = inputs.map((x) => x.valueAsNumber);
           if (typed.every(Number.isFinite)) { free = typed; render(false); changed(); }
         } });
-        fields.append(el("label", {}, `${run.query} ${d + 1}`, input));
+        typing.append(el("label", {}, `${run.query} ${d + 1}`, input));
         return input;
       });
     }
@@ -154,7 +156,7 @@ function plane(host, { changed }) {
       }
     }
     bands.append(inner);
-    const field = svg("g", { stroke: "var(--arrow)", "stroke-opacity": 0.55, fill: "none", "stroke-width": 1.1 });
+    const field = svg("g", { stroke: "var(--ink)", "stroke-opacity": 0.5, fill: "none", "stroke-width": 1.1 });
     const cells = Math.max(6, Math.round(W / 46)), apart = W / cells, spots = [];
     for (let y = apart / 2; y < H; y += apart) for (let x = apart / 2; x < W; x += apart) {
       const there = lifted(q, inverse(x, y));
@@ -239,8 +241,8 @@ function plane(host, { changed }) {
       arrow(from, to, hue(j), 1.8);
       return to;
     }, start);
-    arrow(start, tip(start, flat(now.total)), "var(--arrow)", 3.2);
-    drawing.append(svg("text", { class: "soft rim", x: view.W - 8, y: 16, "text-anchor": "end", text: `arrow at ${run.query}: −dL/d${run.query}, × ${tick(Number((times / unit).toPrecision(2)))}` }));
+    arrow(start, tip(start, flat(now.total)), "var(--ink)", 3.4);
+    scale.textContent = `The arrow at ${run.query} is −dL/d${run.query}, drawn ${tick(Number((times / unit).toPrecision(2)))} times as long; thin ones are the pulls that sum to it.`;
   }
 
   function handle([x, y], held) {
