@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from _cli import BadInput
 
 import jattn
 
@@ -30,8 +31,11 @@ def record(q, k, target, *, labels=None, values=None, goal=None, optimiser="grad
     """The run as the pictures take it: q [F, D], k [F, S, D], weights [F, S], steps [F], and the series to watch."""
     at = np.unique(np.round(np.geomspace(1, steps + 1, frames) - 1).astype(int))
     q, k = jnp.asarray(q), jnp.asarray(k)
-    path = _descend(q, k, target, values, goal, jnp.asarray(rate, q.dtype), optimiser, moves, steps)
+    with jax.numpy_dtype_promotion("standard"):  # Adam of optax raises a float to an integer power
+        path = _descend(q, k, target, values, goal, jnp.asarray(rate, q.dtype), optimiser, moves, steps)
     path = jax.tree.map(np.asarray, path)
+    if not all((abs(x) < 1e100).all() for x in path.values()):
+        raise BadInput(f"a learning rate of {rate:g}: the descent left what float64 holds. Use a smaller one.")
     seen = jax.tree.map(lambda x: x[at], path)
     u, margin = widest(np.asarray(k, np.float64), target)
     norm = np.linalg.norm(seen["q"], axis=1)
@@ -89,7 +93,7 @@ def widest(k: np.ndarray, target: int, rounds: int = 20_000) -> tuple[np.ndarray
     for _ in range(rounds):
         x = share @ z
         to, off = np.argmin(z @ x), np.argmax(np.where(share > 0, z @ x, -np.inf))
-        if x @ x - z[to] @ x <= 1e-15 * max(1.0, x @ x):
+        if x @ x < 1e-14 or x @ x - z[to] @ x <= 1e-14 * x @ x:
             break
         toward = x @ x - z[to] @ x >= z[off] @ x - x @ x or share[off] == 1
         way = np.eye(len(z))[to] - share if toward else share - np.eye(len(z))[off]

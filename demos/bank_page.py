@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 import _cli
+import jax
 import numpy as np
 from _bank_toy import BANK, W_K, W_Q, WORDS, C, K, Q, V, X
 from _record import record
@@ -50,7 +51,7 @@ def compute(args: argparse.Namespace) -> dict:
             told.append({"loss": loss, "learner": name, "ends": ends})
     words = ("bank", *WORDS)
     q, k = np.vstack([BANK, X]) @ W_Q, X @ W_K
-    steps = jattn.explain(q, k, V)
+    steps = jax.jit(jattn.explain)(q, k, V)
     gains = np.eye(3)[:1] / np.asarray(steps.weights)  # −dL/dp of −log p_river
     parts.append(page.attention(steps.weights, words, WORDS, scores=steps.scores, scaled=steps.scaled, values=V,
                                 out=steps.out, keys=k, gains=gains))  # fmt: skip
@@ -75,7 +76,7 @@ def compute(args: argparse.Namespace) -> dict:
 def field(x: np.ndarray, y: np.ndarray, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """p_target of a query at each place, and −dL/dq = c (k_t − k̄) there."""
     places = np.stack(np.meshgrid(x, y), -1)
-    p = np.asarray(jattn.explain(places.reshape(-1, 2), K, V).weights)
+    p = np.asarray(jax.jit(jattn.explain)(places.reshape(-1, 2), K, V).weights)
     u, v = (C * (K[target] - p @ K)).T.reshape(2, len(y), len(x))
     return p[:, target].reshape(len(y), len(x)), u, v
 

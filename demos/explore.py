@@ -69,25 +69,23 @@ def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
     names, x = _sentence.labels(words), np.array([vector for _, vector in words])
     query = _sentence.position("--query", args.query or names[max(len(names) - 2, 0)], names)
     target = _sentence.position("--target", args.target or names[0], names)
-    steps = jattn.explain(x, x, x)
+    steps = jax.jit(jattn.explain)(x, x, x)
     weights = np.asarray(steps.weights)
     gains = np.eye(len(x))[target] / weights  # −dL/dp of −log p_target, for each word as the query
     parts = [page.attention(weights, names, names, scores=steps.scores, scaled=steps.scaled, values=x, out=steps.out,
                             keys=x, gains=gains)]  # fmt: skip
     if not given:
         w = rng.standard_normal((LAYERS, HEADS, 2, D, D // 2)) / D**0.5
-        every = jax.vmap(jax.vmap(lambda w: jattn.explain(x @ w[0], x @ w[1], x).weights))(w)
+        every = jax.jit(jax.vmap(jax.vmap(lambda w: jattn.explain(x @ w[0], x @ w[1], x).weights)))(w)
         parts.append(page.heads(every, names, names))
     output = {"values": x, "goal": x[target]} if args.loss == "output" else {}
     r = record(x[query], x, target, labels=names, optimiser=args.optimiser, moves=args.moves, rate=args.learning_rate,
                steps=args.steps, **output)  # fmt: skip
-    if not all(np.isfinite(r[name]).all() for name in ("q", "k", "loss")):
-        raise _cli.BadInput(f"--learning-rate {args.learning_rate:g}: the descent left what float64 holds. Lower it.")
     leads = args.moves == "q" and r["widest"].any()
     rays = ({"max margin": r["widest"]} if leads else {}) | {f"k_{names[target]}": x[target]}
     parts.insert(0, page.run(r, names, target=target, rays=rays, conserved=r["conserved"], query="q",
                              loss=args.loss, optimiser=args.optimiser, **output))  # fmt: skip
-    pull = -jax.grad(objective)(x[query], x, target, output.get("values"), output.get("goal"))
+    pull = -jax.jit(jax.grad(objective))(x[query], x, target, output.get("values"), output.get("goal"))
     series = {name: r[name] for name in ("loss", "p", "margin", "norm")} | {"cos": r["cosines"]}
     note = (
         f"“{names[query]}” learns to attend “{names[target]}”: {args.optimiser} on {args.moves}, {args.steps:,} steps."
