@@ -91,7 +91,7 @@ def draw(runs: dict) -> Figure:
         x, y = np.linspace(left, right, 141), np.linspace(low, high, 101)
         apart = (right - left) / 17
         few = np.arange(left + apart / 2, right, apart), np.arange(low + apart / 2, high, apart)
-        marks = {0: "start", -1: f"step {r['steps'][-1]:,}"}
+        marks = {0: "" if target == 0 else "start", -1: f"step {r['steps'][-1]:,}"}
         slogan = f"k_{word}: where the slogan sends it"
         rays = {"max margin: where q's direction tends": r["widest"], slogan: K[target]}
         names = WORDS if target == 0 else [""] * 3

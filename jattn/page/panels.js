@@ -126,6 +126,8 @@ function runPanels(state, { go, settle }) {
   kept.body.append(verdicts, lists);
   const weights = el("div"), reasons = el("div");
   row.body.append(weights, el("h3", { text: "The pull of each key" }), reasons);
+  const kind = el("p", { class: "note" });
+  place.body.append(kind);
   const map = plane(place.body, { changed: () => settle() });
   let chosen = null, charts = [];
 
@@ -138,6 +140,7 @@ function runPanels(state, { go, settle }) {
   }
   function show(run, f, log, fresh) {
     place.heading.textContent = `The path of ${run.query} over the field −dL/d${run.query}`;
+    kind.textContent = [run.loss, run.optimiser].filter(Boolean).join(", learned by ");
     if (fresh) { chosen = null; build(run); }
     map.show(run, f);
     refresh(run, f);

@@ -12,8 +12,8 @@ const FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif";
 // Elements of the page as one SVG, as they are seen: their drawings, their letters line by line, their coloured boxes.
 function pictureOf(nodes) {
   const boxes = nodes.map((n) => n.getBoundingClientRect());
-  const left = Math.min(...boxes.map((b) => b.left)), top = Math.min(...boxes.map((b) => b.top));
-  const W = Math.ceil(Math.max(...boxes.map((b) => b.right)) - left), H = Math.ceil(Math.max(...boxes.map((b) => b.bottom)) - top);
+  const room = 20, left = Math.min(...boxes.map((b) => b.left)) - room, top = Math.min(...boxes.map((b) => b.top)) - room;
+  const W = Math.ceil(Math.max(...boxes.map((b) => b.right)) - left + room), H = Math.ceil(Math.max(...boxes.map((b) => b.bottom)) - top + room);
   const paper = getComputedStyle(document.documentElement).backgroundColor;
   const root = svg("svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, "font-family": FONT }, svg("rect", { width: W, height: H, fill: paper }));
   for (const node of nodes) walk(node, root, left, top);
@@ -30,6 +30,10 @@ function walk(node, into, left, top) {
   if (node.localName === "canvas") return into.append(svg("image", { ...at, href: node.toDataURL(), preserveAspectRatio: "none" }));
   if (!/^(transparent|rgba\(0, 0, 0, 0\))$/.test(look.backgroundColor)) into.append(svg("rect", { ...at, fill: look.backgroundColor, rx: parseFloat(look.borderRadius) || null }));
   if (parseFloat(look.borderTopWidth) && node.matches("tr")) into.append(svg("rect", { ...at, height: 1, fill: look.borderTopColor }));
+  if (node.scrollWidth > node.clientWidth + 1 || node.scrollHeight > node.clientHeight + 1) { // what is scrolled away stays away
+    const window = svg("svg", { ...at, viewBox: `${at.x} ${at.y} ${at.width} ${at.height}`, overflow: "hidden" });
+    if (look.overflowX !== "visible") { into.append(window); into = window; }
+  }
   for (const child of node.childNodes) walk(child, into, left, top);
 }
 
