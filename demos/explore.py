@@ -81,10 +81,11 @@ def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
     output = {"values": x, "goal": x[target]} if args.loss == "output" else {}
     r = record(x[query], x, target, labels=names, optimiser=args.optimiser, moves=args.moves, rate=args.learning_rate,
                steps=args.steps, **output)  # fmt: skip
+    loss = f"½|out − v_{names[target]}|²" if output else f"−log p_{names[target]}"
     leads = args.moves == "q" and r["widest"].any()
     rays = ({"max margin": r["widest"]} if leads else {}) | {f"k_{names[target]}": x[target]}
     parts.insert(0, page.run(r, names, target=target, rays=rays, conserved=r["conserved"], query="q",
-                             loss=args.loss, optimiser=args.optimiser, **output))  # fmt: skip
+                             loss=loss, optimiser=args.optimiser, **output))  # fmt: skip
     pull = -jax.jit(jax.grad(objective))(x[query], x, target, output.get("values"), output.get("goal"))
     series = {name: r[name] for name in ("loss", "p", "margin", "norm")} | {"cos": r["cosines"]}
     note = (

@@ -13,7 +13,9 @@ from scipy.optimize import minimize
 
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
-cli, bank, explore, recorder = (importlib.import_module(n) for n in ("_cli", "bank_page", "explore", "_record"))
+cli, bank, explore, recorder, which = (
+    importlib.import_module(n) for n in ("_cli", "bank_page", "explore", "_record", "which_tiles")
+)
 
 Q, K, V = np.array([1.0, 0.0]), np.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]]), np.array([[2, 0], [0, 3], [0.1, 0.1]])
 
@@ -153,6 +155,21 @@ def test_a_page_for_a_saved_trajectory(kind, tmp_path):
     assert run["labels"] == list("abcd")
     assert run["steps"] == [0, 10, 20, 30, 40]
     assert run["series"]["loss"]["loss"] == [0, 1, 2, 3, 4]
+
+
+def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):
+    r = compute(which, "--out", tmp_path)
+    t = np.arange(96)
+    causal, back = t[:, None] >= t, t[:, None] - t
+    pairs = [causal, causal & (back <= 30), abs(back) <= 20, causal & (t < 40)]
+    for (name, x), meet in zip(r["masks"].items(), pairs, strict=True):
+        tiles = meet.reshape(8, 12, 8, 12)
+        assert x["pairs"] == pytest.approx(meet.mean()), name
+        np.testing.assert_array_equal(np.array(x["verdicts"]), tiles.any((1, 3)).astype(int) + tiles.all((1, 3)))
+    assert [Path(p).name for p in r["pictures"]] == ["which_tiles.png", "which_tiles.svg"]
+    monkeypatch.setattr(sys, "argv", ["which_tiles.py"])
+    cli.run(which.arguments(), lambda args: r, which.show)
+    assert "56% of the tiles are visited" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from matplotlib.patches import Polygon
 from jattn import _checks, _given
 from jattn.figures import _canvas
 
-_EXACT: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1}
+_EXACT: Any = MappingProxyType({"angles": "xy", "scale_units": "xy", "scale": 1})
 
 
 def path(

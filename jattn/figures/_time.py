@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from jattn import _checks, _given
 from jattn.figures import _canvas
 from jattn.figures._plane import path
 
-_SHOWN = {"norm": "|q|", "p_r": "p of the target", "p": "p of the target"}
+_SHOWN = MappingProxyType({"norm": "|q|", "p_r": "p of the target", "p": "p of the target"})
 
 
 def training(

@@ -256,6 +256,15 @@ def tiles(
     ax.set_xlabel("key")
     ax.set_ylabel("query")
     ax.set_aspect("auto")
-    figure_legend = ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize=8, frameon=False)
+    figure_legend = ax.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12),
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+        columnspacing=1.1,
+        handlelength=1.4,
+        handletextpad=0.5,
+    )
     figure_legend.set_in_layout(True)
     return _canvas.titled(figure, ax, title)
