@@ -45,7 +45,8 @@ def record(q, k, target, *, labels=None, values=None, goal=None, optimiser="grad
     ahead = seen["k"][:, target, None] - np.delete(seen["k"], target, axis=1)
     made = {name: seen[name] for name in ("q", "k", "weights", "loss")} | {"steps": at, "cosines": cosines}
     made |= {"p": seen["weights"][:, target], "norm": norm}
-    made["margin"] = np.einsum("fd,fsd->fs", seen["q"], ahead).min(1)  # how far the target's score leads
+    lead = np.einsum("fd,fsd->fs", seen["q"], ahead).min(1)
+    made["margin"] = lead / np.maximum(norm, 1e-300)  # by how much q's direction lets the target's score lead
     return made | {"widest": u, "widest_margin": margin, "conserved": _conserved(path, at, rate, optimiser, moves)}
 
 

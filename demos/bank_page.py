@@ -61,7 +61,7 @@ def compute(args: argparse.Namespace) -> dict:
         pictures = figures.save(draw(runs), args.out / "bank_field")
         money = runs["−log p_money", "gradient descent"]
         least = money["cosines"]["k_money"].min()
-        seen = f"To attend money q first turns away from it: cos(q, k_money) falls to {least:.2f} on the way"
+        seen = f"To attend money q turns away from it on the way: cos(q, k_money) falls to −{-least:.2f} while p rises"
         pictures += figures.save(figures.training(money, WORDS, log=True, title=seen), args.out / "bank_training")
     except OSError as error:
         raise _cli.BadInput(f"--out {args.out}: {error.strerror}. Name a folder that can be written to.") from error
@@ -108,7 +108,7 @@ def show(console: Console, r: dict) -> None:
     console.print(terminal.why(r["pulls"], WORDS, total=r["pull"], digits=4))
     _cli.title(console, "Its descent, 80 frames evenly spaced in log time")
     console.print(terminal.sparklines(r["series"]))
-    _cli.title(console, "All runs: the target's weight p, cos(q, k_target), |q|; and how far theory is off")
+    _cli.title(console, "All runs: the target's weight p, cos(q, k_target), |q|; how far off theory is")
     heads = ["p first", "p last", "cos first", "cos last", "|q|", "off by"]
     for loss in LOSSES:
         ends = [(x["learner"], x["ends"]) for x in r["runs"] if x["loss"] == loss]

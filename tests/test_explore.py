@@ -100,6 +100,9 @@ def test_what_the_bank_page_claims_is_so(results):
     assert ends["−log p_money", "gradient descent"][3] < 0.6, "q ends far from k_money"
     assert ends["−log p_money", "gradient descent, q and K"][3] > 0.999, "unless the keys move too"
     assert ends["−log p_river", "sign descent"][3] == pytest.approx(np.sqrt(0.5), abs=0.01), "the corner of a square"
+    money = data(results["page"])["parts"][list(ends).index(("−log p_money", "gradient descent"))]
+    assert min(money["series"]["cosines"]["k_money"]) < -0.7, "q turns away from money on the way"
+    assert (np.diff(money["series"]["p"]["p"]) > 0).all(), "while its weight rises"
     e = np.exp(K @ Q / np.sqrt(2))
     pull = (K[0] - e @ K / e.sum()) / np.sqrt(2)
     np.testing.assert_allclose(results["pull"], pull, atol=1e-12)
