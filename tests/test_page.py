@@ -127,6 +127,45 @@ def held(view, where, name):
     return np.array(json.loads(view.locator(where).first.get_attribute(f"data-{name}")))
 
 
+def number(text):
+    return float(text.removeprefix("sum ").replace("−", "-"))
+
+
+def test_the_steps_the_pulls_and_the_heads_are_those_of_the_arrays(visit, folder):
+    text = (folder / "few.html").read_text(encoding="utf-8")
+    head = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])["parts"][3]
+    view, t = visit("few.html"), 5
+    view.locator(f"[data-row='{t}']").click()
+    steps = view.locator(".panel").filter(has_text="Every step of one row").locator("table")
+    rows = [[cell.strip() for cell in row.locator("td").all_text_contents()] for row in steps.locator("tbody tr").all()]
+    scaled = np.array(head["scaled"][t])
+    exps = np.exp(scaled - scaled.max())
+    for s, row in enumerate(rows):
+        shown = [number(x) for x in row[:4]]
+        want = [head["scores"][t][s], scaled[s], exps[s], head["weights"][t][s]]
+        np.testing.assert_allclose(shown, want, atol=6e-4)
+    assert number(steps.locator("tfoot td").nth(2).text_content()) == pytest.approx(exps.sum(), abs=6e-5)
+    view.get_by_role("button", name="1 scores").click()
+    assert len(steps.locator("tbody tr").first.locator("td").all()) == 1, "one step at a time"
+    p, a, k = np.array(head["weights"][t]), np.array(head["gains"][t]), np.array(head["keys"])
+    pulls = (p * (a - p @ a))[:, None] * k / np.sqrt(3)
+    reasons = view.locator("table[data-pulls]").nth(1)
+    np.testing.assert_allclose(json.loads(reasons.get_attribute("data-pulls")), pulls, atol=1e-12)
+    np.testing.assert_allclose(json.loads(reasons.get_attribute("data-total")), pulls.sum(0), atol=1e-12)
+
+    heads = softmax(np.random.default_rng(4).normal(size=(2, 3, 8, 8)))
+    button = view.locator("[data-head='1,2']")
+    assert button.get_attribute("aria-label").endswith(f"{heads[1, 2].max():.3f}")
+    button.click()
+    arcs = view.locator(".panel").filter(has_text="The arcs of layer 1, head 2")
+    assert arcs.locator("svg path").count() == (heads[1, 2].astype(np.float32) >= 0.02).sum()
+    strongest = [float(x) for x in arcs.locator("tbody td:last-child").all_text_contents()]
+    np.testing.assert_allclose(strongest, np.sort(heads[1, 2].ravel())[::-1][:8], atol=6e-4)
+    view.select_option("#arcs-of", "3")
+    assert arcs.locator("svg path").count() == (heads[1, 2, 3] >= 0.02).sum()
+    assert view.seen == []
+
+
 def until(view, what):
     """Waits for an expression; a page under this policy lets nobody compile one inside it."""
     for _ in range(160):
