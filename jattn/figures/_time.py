@@ -73,7 +73,8 @@ def training(
             ax.set_ylim(-0.02, 1.02)
         if len(lines) > 1 and len(lines) <= 9:
             _canvas.direct_labels(ax, list(lines), [y[-1] for y in lines.values()], colours)
-        ax.set_title(_SHOWN.get(panel, panel.replace("_", " ")), fontsize=10)
+        alone = "" if len(lines) > 1 or panel in lines else f": {next(iter(lines))}"
+        ax.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=10)
         ax.set_xlabel("1 + step" if log else "step", fontsize=8)
         _canvas.bare(ax)
     if title:

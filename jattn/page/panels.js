@@ -152,7 +152,7 @@ function runPanels(state, { go, settle }) {
     charts = [made(grid, { title: "weights", low: 0, high: 1, lines: run.labels.map((name, j) => ({ name, y: run.weights.map((w) => w[j]) })) })];
     if (run.q[0].length <= 6) charts.push(made(grid, { title: `coordinates of ${run.query}`, lines: run.q[0].map((_, d) => ({ name: `${run.query} ${d + 1}`, y: run.q.map((q) => q[d]) })) }));
     const called = { norm: `|${run.query}|`, p: `weight of ${run.labels[run.target]}`, p_r: `weight of ${run.labels[run.target]}` };
-    for (const [name, lines] of Object.entries(run.series)) charts.push(made(grid, { title: called[name] ?? name.replaceAll("_", " "), lines: Object.entries(lines).map(([label, y]) => ({ name: label, y })) }));
+    for (const [name, lines] of Object.entries(run.series)) charts.push(made(grid, { title: (called[name] ?? name.replaceAll("_", " ")) + (Object.keys(lines).length === 1 && !(name in lines) ? `: ${Object.keys(lines)[0]}` : ""), lines: Object.entries(lines).map(([label, y]) => ({ name: label, y })) }));
     lists.replaceChildren();
     const promises = Object.entries(run.conserved);
     kept.node.hidden = !promises.length;
