@@ -1,11 +1,15 @@
 """The terminal's pictures: what they say in colour they say in numbers, at 80 columns; and their messages."""
 
+import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.color import Color
 from rich.console import Console
 from rich.style import Style
@@ -18,6 +22,84 @@ def text(renderable, **options) -> str:
     with paper.capture() as captured:
         paper.print(renderable)
     return captured.get()
+
+
+# Each picture as it is meant to look, at two widths, with and without colour: tests/golden/<name>-<width>[-colour].txt.
+
+GOLD = Path(__file__).parent / "golden"
+WORDS = ["river", "money", "the"]
+WEIGHTS = np.array([[0.485, 0.276, 0.239], [0.0, 1.0, 0.0]])
+PULLS = np.array([[0.364, 0.0], [-0.039, -0.0195], [0.0, -0.0169]])
+STEPS = np.linspace(0, 1, 90)
+GOLDEN = {
+    "heatmap": lambda w: console.heatmap(WEIGHTS, ["bank", "the"], WORDS, entropy=True, title="Weights", width=w),
+    "vectors": lambda w: console.vectors(WORDS, PULLS, width=w),
+    "bars": lambda w: console.bars(WORDS, WEIGHTS[0], width=20),
+    "ranked": lambda w: console.ranked(np.stack([WEIGHTS, WEIGHTS[::-1]])[None], ["bank", "the"], WORDS, top=3,
+                                     width=w),
+    "arrows": lambda w: console.arrows(STEPS[:20:2], STEPS[:10:2], *np.meshgrid(9 * STEPS[:20:2] - 1, STEPS[:10:2]),
+                                       places={"q": [0, 0], "river": [0.2, 0.1], "money": [0.2, 0.1]}),
+    "sparklines": lambda w: console.sparklines({"loss": np.exp(-3 * STEPS), "flat": 0 * STEPS, "cosines": {
+        "river": np.where(STEPS > 0.5, np.nan, STEPS)}, "keys": np.eye(3)}, title="A run", width=w),
+    "why": lambda w: console.why(PULLS, WORDS, total=PULLS.sum(0), digits=4, width=w),
+    "tiles": lambda w: console.tiles(1 + np.sign(np.arange(50)[:, None] - np.arange(50))[::5], width=w),
+    "conserved": lambda w: console.conserved({"Σ dk": (0.0, [0.0, 1e-9]), "|q|² − |K|²": ([1.0, 2.0], [1.0, 2.1]),
+                                              "lost": (0.0, [np.nan])}),
+}  # fmt: skip
+
+
+def printed(renderable, width: int, colour: bool) -> str:
+    paper = Console(width=width, force_terminal=colour, color_system="truecolor" if colour else None, no_color=False)
+    with paper.capture() as captured:
+        paper.print(renderable)
+    return captured.get()
+
+
+@pytest.mark.parametrize("colour", [False, True], ids=["plain", "colour"])
+@pytest.mark.parametrize("width", [80, 40])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_picture_is_as_it_is_meant_to_look(name, width, colour):
+    seen = printed(GOLDEN[name](width), width, colour)
+    assert seen == (GOLD / f"{name}-{width}{'-colour' if colour else ''}.txt").read_text(encoding="utf-8")
+    letters = re.sub(r"\x1b\[[0-9;]*m", "", seen)
+    assert letters == printed(GOLDEN[name](width), width, False), "colour adds nothing that letters do not say"
+    assert max(map(cell_len, letters.splitlines())) <= width
+    assert colour or letters == seen
+
+
+def test_every_picture_has_its_golden_text():
+    assert set(GOLDEN) == set(console.__all__) - {"save", "progress"}
+
+
+def test_arrows_point_where_they_should_and_dots_are_still():
+    turns = np.arange(8) * np.pi / 4
+    grid = console.arrows(range(8), [0], 3 * np.cos(turns)[None], 3 * np.sin(turns)[None])
+    assert text(grid).splitlines()[0] == "→ ↗ ↑ ↖ ← ↙ ↓ ↘"
+    assert text(console.arrows([0], [0], [[0.0]], [[0.0]])).splitlines() == ["·", "longest arrow 0"]
+
+
+def test_many_tiles_are_drawn_together_and_still_counted():
+    verdicts = np.tri(90, dtype=int) * 2
+    page = text(console.tiles(verdicts, width=40)).splitlines()
+    assert len(page[0]) == 30
+    assert page[0][0] == "▒"
+    assert page[29] == "█" * 29 + "▒"
+    assert f"all meet: {90 * 91 // 2}" in page[-1] or f"all meet: {90 * 91 // 2}" in " ".join(page[-2:])
+
+
+@pytest.mark.parametrize("kind", ["svg", "html"])
+def test_what_is_saved_asks_nobody_for_anything(kind, tmp_path):
+    file = console.save(console.heatmap(WEIGHTS, ["bank", "the"], WORDS), tmp_path / "a" / f"row.{kind}")
+    saved = file.read_text(encoding="utf-8")
+    assert "0.485" in saved
+    assert not re.search(r"url\(\"?http|@import|src=|<link|@font-face", saved)
+    assert [x.name for x in (tmp_path / "a").iterdir()] == [f"row.{kind}"]
+    if kind == "svg":
+        assert ET.fromstring(saved).tag.endswith("svg")
+        paper = Console(record=True, file=open(tmp_path / "nowhere", "w"))  # noqa: SIM115
+        paper.print("x")
+        assert "@font-face" in paper.export_svg(), "the control: rich alone would fetch a font"
+        paper.file.close()
 
 
 def luminance(color: Color) -> float:
@@ -39,7 +121,7 @@ def test_a_coloured_cell_carries_its_number():
 
 def test_the_letters_stand_out_on_every_shade():
     for weight in np.linspace(0, 1, 101):
-        style = Style.parse(console._shade(weight, 1.0))
+        style = Style.parse(console._grid._shade(weight, 1.0))
         a, b = sorted((luminance(style.color), luminance(style.bgcolor)))
         assert (b + 0.05) / (a + 0.05) >= 4.5  # WCAG 2, level AA
 
@@ -101,6 +183,19 @@ def test_other_kinds_of_numbers_and_nothing_at_all():
         (lambda: console.bars("a", [1.0], width=0), ValueError, "bars: width must be at least 1, got width 0"),
         (lambda: console.heatmap([[1.0]], "a", "b", digits=-1), ValueError, "heatmap: digits must be at least 0"),
         (lambda: console.vectors("a", [[1.0]], digits=1.5), TypeError, "vectors: digits must be a whole number"),
+        (lambda: console.ranked(np.zeros(3), "a", "b"), ValueError, r"^ranked: weights must have the axes \[T, S\]"
+         r", \[H, T, S\] or \[L, H, T, S\], got weights \[3\]\. Take the batch apart first\.$"),
+        (lambda: console.ranked([[1.0]], ["a"], ["b"], top=0), ValueError, "^ranked: top must be at least 1, got top"),
+        (lambda: console.arrows([0], [0], [[1, 2]], [[1]]), ValueError, r"^arrows: u must have the shape \[ny, nx\]"),
+        (lambda: console.sparklines(3), TypeError, r"^sparklines: series must map names to \[F\], got series of type "
+         r"int\. Pass a mapping\.$"),
+        (lambda: console.why([[1.0]], ["a"], total=[1, 2]), ValueError, r"^why: total must have the shape \[D\]"),
+        (lambda: console.tiles([[3]]), ValueError, r"^tiles: verdicts must be 0, 1 or 2, got verdicts \[1, 1\]\. 0 "
+         r"none, 1 some, 2 all\.$"),
+        (lambda: console.conserved({}), TypeError, r"^conserved: quantities must map each quantity to \(predicted, "
+         r"measured\), got quantities empty\. Pass a mapping\.$"),
+        (lambda: console.save("x", "row.pdf"), ValueError, r"^save: file must end in \.svg or \.html, got file "
+         r"row\.pdf\. Name one of them\.$"),
     ],
 )  # fmt: skip
 def test_messages(call, error, message):

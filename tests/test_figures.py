@@ -1,11 +1,15 @@
 """Figures: what is drawn holds the numbers that came in, and no more."""
 
+import dataclasses
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+import types
 import xml.etree.ElementTree as ET
 
+import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
@@ -13,8 +17,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.quiver import Quiver
+from PIL import Image
+from scipy.spatial import ConvexHull
 
-from jattn import figures
+from jattn import _given, figures
 
 WEIGHTS = np.array([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]])
 ROWS, WORDS = ["bank", "the"], ["river", "money", "the"]
@@ -110,6 +116,186 @@ def test_a_figure_draws_on_axes_that_are_given_and_knows_no_pyplot():
     assert run.stdout.strip() == "False"
 
 
+def test_the_entropy_of_each_row_stands_at_its_end():
+    figure = figures.weights([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]], ROWS, WORDS, entropy=True)
+    (side,) = figure.axes[0].child_axes
+    assert [label.get_text() for label in side.get_yticklabels()] == ["0.693", "0.000"]
+    assert len(texts(figure)) == 6
+
+
+def test_a_crowd_has_a_colour_bar_for_its_numbers():
+    names = [str(i) for i in range(60)]
+    figure = figures.weights(np.full((60, 60), 1 / 60), names, names)
+    assert texts(figure) == []
+    assert figure.axes[1].get_ylabel() == "weight"
+
+
+def test_every_head_stands_in_its_place():
+    x = np.random.default_rng(0).random((2, 3, 5, 7))
+    (ax, _) = figures.heads(x).axes
+    mosaic = np.ma.filled(ax.images[0].get_array(), np.nan)
+    assert mosaic.shape == (2 * 6 - 1, 3 * 8 - 1)
+    for layer, head in np.ndindex(2, 3):
+        np.testing.assert_array_equal(mosaic[6 * layer :, 8 * head :][:5, :7], x[layer, head])
+    assert np.isnan(mosaic[5]).all()
+    assert np.isnan(mosaic[:, 7]).all()
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["head 0", "head 1", "head 2"]
+    for fewer in (x[0], x[0, 0]):
+        assert np.isfinite(np.ma.filled(figures.heads(fewer).axes[0].images[0].get_array(), np.nan)).sum() == fewer.size
+
+
+def test_arcs_join_each_query_to_its_keys_as_thick_as_their_weight():
+    (ax,) = figures.arcs(WEIGHTS, ROWS, WORDS, least=0.25).axes
+    ends = {}
+    for arc in ax.patches:
+        (start, *_, end) = arc.get_path().vertices
+        assert (start[0], end[0]) == (0, 1)
+        ends[int(start[1]), int(end[1])] = arc.get_linewidth()
+    assert set(ends) == {(0, 0), (0, 1), (1, 1)}
+    assert ends[1, 1] > ends[0, 0] > ends[0, 1]
+    assert [t.get_text() for t in ax.texts] == [*ROWS, *WORDS, "0.50", "1.00"]
+
+
+def test_tiles_lie_where_they_belong_and_are_counted():
+    verdicts = np.array([[1, 0, 0], [2, 1, 0]])
+    values = np.where(np.arange(10)[:, None] >= np.arange(12), -0.5 * np.arange(12), np.nan)
+    figure = figures.tiles(verdicts, values=values, shape=(5, 4))
+    ax = figure.axes[0]
+    drawn = {(p.get_y() / 5, p.get_x() / 4): p for p in ax.patches if p.get_width()}
+    assert set(drawn) == set(np.ndindex(2, 3))
+    hatched = {place for place, p in drawn.items() if p.get_hatch()}
+    assert hatched == {(0, 1), (0, 2), (1, 2)}, "what is not visited is told without colour"
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == [
+        "all meet: 1 of 6",
+        "some meet: 2 of 6",
+        "not visited: 3 of 6",
+    ]
+    np.testing.assert_array_equal(np.ma.filled(ax.images[0].get_array(), np.nan), values)
+    low, high = ax.images[0].get_clim()
+    assert low == -high, "zero lies in the middle of the colours"
+    assert figures.tiles(verdicts, values=np.ones((10, 12), bool)).axes[0].get_xlim() == (0, 12)
+
+
+def test_the_field_the_hull_and_moving_keys_are_drawn_as_given():
+    x, y = np.linspace(0, 3, 4), np.linspace(0, 2, 3)
+    u, v = np.meshgrid(x, y)
+    ways = np.stack([KEYS, KEYS + 0.1, KEYS + np.array([0.1, 0.4])])
+    (ax,) = figures.path(POINTS, ways, WORDS, field=(x, y, u, v), hull=True).axes
+    (quiver,) = (c for c in ax.collections if isinstance(c, Quiver))
+    np.testing.assert_array_equal(quiver.U, u.ravel())
+    np.testing.assert_array_equal(quiver.V, v.ravel())
+    np.testing.assert_array_equal(quiver.XY, np.stack([u.ravel(), v.ravel()], 1))
+    assert np.hypot(u, v).max() / quiver.scale == pytest.approx(1), "the longest is as long as the places are apart"
+    (polygon,) = ax.patches
+    assert {tuple(p) for p in polygon.get_xy()} == {tuple(p) for p in ways[-1]}
+    trails = [line.get_xydata() for line in ax.lines if len(line.get_xydata()) == 3]
+    for s in range(3):
+        assert any(np.array_equal(trail, ways[:, s]) for trail in trails)
+
+
+def test_the_hull_holds_every_point_and_no_corner_too_many():
+    points = np.random.default_rng(0).normal(size=(40, 2))
+    corners = _given.hull(points)
+    assert {tuple(p) for p in corners} == {tuple(points[i]) for i in ConvexHull(points).vertices}
+    assert len(_given.hull(np.array([[0.0, 0], [1, 1], [2, 2], [1, 1]]))) == 2, "a line has two ends"
+
+
+def test_names_of_keys_close_together_do_not_cover_each_other():
+    keys = np.array([[0.0, 0.0], [0.01, 0.0], [0.02, 0.0], [5.0, 0.0]])
+    (ax,) = figures.path([[0.0, 1.0]], keys, ["river", "money", "the", "far"]).axes
+    heights = {t.get_text(): t.xyann[1] for t in ax.texts}
+    assert len({heights[name] for name in ("river", "money", "the")}) == 3
+    assert heights["far"] == heights["river"]
+
+
+RUN = {
+    "q": POINTS, "k": np.stack([KEYS, KEYS, KEYS]),
+    "weights": np.array([[0.5, 0.3, 0.2], [0.6, 0.2, 0.2], [0.7, 0.2, 0.1]]),
+    "steps": [0, 10, 100], "loss": [0.7, np.nan, 0.3], "cosines": {"k_river": [1.0, 0.9, 0.8], "u": [0.8, 0.9, 1.0]},
+    "p": [0.5, 0.6, 0.7], "pulls": np.zeros((3, 3, 2)),
+}  # fmt: skip
+
+
+def test_training_shows_every_series_over_the_same_steps():
+    axes = figures.training(RUN, WORDS, title="seen").axes
+    assert [ax.get_title() for ax in axes] == ["weights", "q", "loss", "p of the target", "cosines", ""]
+    drawn = {ax.get_title(): {line.get_label(): line.get_xydata() for line in ax.lines} for ax in axes}
+    for s, word in enumerate(WORDS):
+        np.testing.assert_array_equal(drawn["weights"][word], np.stack([RUN["steps"], RUN["weights"][:, s]], 1))
+    np.testing.assert_array_equal(drawn["loss"]["loss"][:, 1], RUN["loss"])
+    assert set(drawn["cosines"]) == {"k_river", "u"}
+    log = figures.training(RUN, WORDS, log=True).axes[0]
+    assert log.get_xscale() == "log"
+    np.testing.assert_array_equal(log.lines[0].get_xdata(), [1, 11, 101])
+
+
+def test_a_run_is_read_from_any_object():
+    @dataclasses.dataclass
+    class Diagnostics:
+        q: object
+        k: object
+        weights: object
+        p_r: object
+
+    plain = types.SimpleNamespace(q=RUN["q"], k=KEYS, weights=RUN["weights"], p_r=RUN["p"])
+    for given in (Diagnostics(RUN["q"], KEYS, RUN["weights"], RUN["p"]), plain, jax.tree.map(jnp.asarray, vars(plain))):
+        run = _given.run("here", given)
+        assert list(run.series) == ["p_r"]
+        assert run.k.shape == (3, 3, 2)
+        np.testing.assert_array_equal(run.steps, [0, 1, 2])
+
+
+def test_a_film_has_a_frame_for_each_frame(tmp_path):
+    file = figures.animate(RUN, WORDS, tmp_path / "a" / "way.gif", seconds=1.0, title="q")
+    with Image.open(file) as film:
+        assert film.n_frames == 3
+        film.seek(2)
+        last = np.asarray(film.convert("L"), float)
+        film.seek(0)
+        assert abs(last - np.asarray(film.convert("L"), float)).mean() > 0.5
+    assert os.listdir(tmp_path / "a") == ["way.gif"]
+    if shutil.which("ffmpeg"):
+        assert b"ftyp" in figures.animate(RUN, WORDS, tmp_path / "way.mp4", frames=[0, 2]).read_bytes()[:16]
+    else:
+        with pytest.raises(
+            ValueError, match=r"animate: an MP4 needs ffmpeg, got ffmpeg missing\. Install it, or write"
+        ):
+            figures.animate(RUN, WORDS, tmp_path / "way.mp4")
+
+
+def test_pulls_are_stacked_to_their_sum():
+    pulls = np.array([[0.4, -0.1], [-0.1, -0.2], [0.2, 0.05]])
+    (ax,) = figures.why(pulls, WORDS, total=pulls.sum(0) + 1e-9).axes
+    bars = {container.get_label(): list(container) for container in ax.containers}
+    for s, word in enumerate(WORDS):
+        np.testing.assert_allclose([bar.get_height() for bar in bars[word]], pulls[s])
+    for d in range(2):
+        above = sum(bar[d].get_height() for bar in bars.values() if bar[d].get_height() > 0)
+        top = max(bar[d].get_y() + max(bar[d].get_height(), 0) for bar in bars.values())
+        assert top == pytest.approx(above), "each begins where the one before ends"
+    ends = [line.get_ydata()[0] for line in ax.lines if len(line.get_xdata()) == 2 and line.get_linewidth() > 2]
+    np.testing.assert_allclose(ends, pulls.sum(0) + 1e-9, rtol=0, atol=0)
+    assert len({patch.get_hatch() for patch in (bars[w][0] for w in WORDS)}) == 3, "told without colour"
+
+
+def test_what_is_conserved_is_a_line_with_dots_on_it():
+    measured = np.array([1.0, 1.1, 1.3])
+    first, second = figures.conserved({"a": (1.0, measured), "b": (measured, measured)}, steps=[0, 5, 9]).axes[:2]
+    line, dots = first.lines
+    np.testing.assert_array_equal(line.get_xydata(), [[0, 1], [5, 1], [9, 1]])
+    np.testing.assert_array_equal(dots.get_ydata(), measured)
+    assert first.get_title() == "a: off by at most 3.0e-01"
+    assert second.get_title() == "b: off by at most 0.0e+00"
+    (flat,) = figures.conserved({"Σ": (0.0, [0.0, 1e-17])}).axes
+    assert np.ptp(flat.get_ylim()) > 1e-7, "rounding is not drawn as if it were a movement"
+
+
+def test_pdf_too_is_the_same_twice(tmp_path):
+    made = [figures.save(figures.arcs(WEIGHTS, ROWS, WORDS), tmp_path / x, ["pdf"])[0].read_bytes() for x in "ab"]
+    assert made[0] == made[1]
+    assert made[0].startswith(b"%PDF")
+
+
 REFUSED = [
     (lambda: figures.weights(WEIGHTS[0], ROWS, WORDS), ValueError, r"weights: weights must have the shape \[T, S\]"),
     (lambda: figures.weights(WEIGHTS, ["bank"], WORDS), ValueError, "weights: rows must hold T = 2 names"),
@@ -131,6 +317,36 @@ REFUSED = [
         ValueError,
         r"background\[2\] must have the shape \[ny, nx\]",
     ),
+    (lambda: figures.arcs(WEIGHTS[0], ROWS, WORDS), ValueError, r"arcs: weights must have the shape \[T, S\]"),
+    (
+        lambda: figures.heads(np.zeros(3)),
+        ValueError,
+        r"heads: weights must have the axes \[T, S\], .*got weights \[3\]",
+    ),
+    (lambda: figures.tiles([[3]]), ValueError, r"^tiles: verdicts must be 0, 1 or 2, got verdicts \[1, 1\]\. 0 none"),
+    (
+        lambda: figures.tiles([[1, 2]], values=np.ones((4, 4)), shape=(4, 4)),
+        ValueError,
+        r"^tiles: the tiles must cover values, got values \[4, 4\] and verdicts \[1, 2\] and shape \(4, 4\)\. Give",
+    ),
+    (
+        lambda: figures.why(KEYS, WORDS, total=[1]),
+        ValueError,
+        r"^why: total must have the shape \[D\], got total \[1\]",
+    ),
+    (lambda: figures.training({}, WORDS), TypeError, "^training: run must hold q, k and weights, got run of type dict"),
+    (
+        lambda: figures.animate(RUN, WORDS, "x.avi"),
+        ValueError,
+        r"^animate: file must end in \.gif or \.mp4, got .*x\.avi",
+    ),
+    (
+        lambda: figures.animate(RUN | {"q": np.zeros((3, 1)), "k": np.zeros((3, 1))}, WORDS, "x.gif"),
+        ValueError,
+        r"^animate: run\.q must be \[F, 2\], got run\.q \[3, 1\]\. Project",
+    ),
+    (lambda: figures.conserved({"a": (1, 2, 3)}), TypeError, r"^conserved: quantities\['a'\] must be \(predicted"),
+    (lambda: figures.conserved({"a": ([1, 2], [1])}), ValueError, r"quantities\['a'\]\[0\] must have the shape \[F\]"),
     (
         lambda: figures.save(Figure(), "x", ["jpgg"]),
         ValueError,

@@ -28,6 +28,7 @@ FLOORS = {
     "sharding": 5,
     "flow": 6,
     "lab": 6,
+    "_given": 6,
     "figures": 7,
     "console": 7,
     "page": 7,

@@ -238,7 +238,7 @@ def test_refusals_are_the_same_inside_jit_and_vmap(name):
 # Each place in the code that refuses is reached by a row of the table.
 
 PACKAGE = Path(jattn.__file__).parent
-PICTURES = {"figures", "console", "page"}  # they draw what they are given, and have tests of their own
+PICTURES = {"_given", "figures", "console", "page"}  # they draw what they are given, and have tests of their own
 NO_REFUSAL = {
     "raise NotImplementedError",
     "raise error(f'{where}: {must}, got {seen}. {remedy}')",
@@ -272,7 +272,7 @@ def unreached(sites, lines):
 
 
 def test_each_place_that_refuses_is_in_the_table():
-    files = [f for f in PACKAGE.rglob("*.py") if f.stem not in PICTURES]
+    files = [f for f in PACKAGE.rglob("*.py") if f.relative_to(PACKAGE).with_suffix("").parts[0] not in PICTURES]
     sites = [site for f in files for site in refusals(f.read_text(), f.stem)]
     assert len(sites) > 30
     lines = {line for call, _, _ in TABLE for line in reached(call)}

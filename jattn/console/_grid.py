@@ -1,27 +1,16 @@
-"""Terminal text: arrays in, something that `rich` prints out; nothing here computes.
+"""Tables of numbers, shaded and folded to the width of a terminal; and what the other pictures of a terminal share."""
 
-Each picture says the same in numbers as in colour, so it can be read without colour, in a file and at 80 columns.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from jattn import _checks
-
-try:
-    from rich import box
-    from rich.cells import cell_len
-    from rich.console import Console, Group, RenderableType
-    from rich.progress import Progress
-    from rich.table import Table
-    from rich.text import Text
-except ImportError as error:
-    raise ImportError("jattn.console: rich must be installed. Run: pip install 'jattn[console]'") from error
-
-__all__ = ["bars", "heatmap", "progress", "vectors"]
+from jattn import _checks, _given
 
 _LABEL = 12  # a longer label is cut, with an ellipsis
 _PAPER, _MIDDLE, _INK = (247, 251, 255), (66, 146, 198), (8, 48, 107)  # the blues of small, middling, large weights
@@ -32,6 +21,7 @@ def heatmap(
     rows: Sequence[str],
     columns: Sequence[str],
     *,
+    entropy: bool = False,
     title: str | None = None,
     digits: int = 3,
     width: int = 80,
@@ -44,6 +34,7 @@ def heatmap(
       weights: [T, S], real. What is not finite is written but has no colour.
       rows: T labels, one a query.
       columns: S labels, one a key.
+      entropy: whether a last column says the entropy of each row, in nats.
       title: a line above the table.
       digits: decimals, 0 or more.
       width: the columns of the terminal. Keys that do not fit continue in a further table below.
@@ -68,8 +59,11 @@ def heatmap(
     digits = _checks.count("heatmap", "digits", digits)
     x = _matrix("heatmap", "weights", weights, rows, columns)
     top = max((float(w) for w in x[np.isfinite(x)]), default=0.0)
-    cells = [[Text(f" {_number(w, digits)} ", _shade(float(w), top)) for w in row] for row in x]
-    return _folded(cells, rows, columns, title, width)
+    cells = [[Text(f" {number(w, digits)} ", _shade(float(w), top)) for w in row] for row in x]
+    if entropy:
+        cells = [[*row, Text(f" {number(h, digits)} ")] for row, h in zip(cells, _given.entropy(x), strict=True)]
+        columns = [*columns, "entropy"]
+    return folded(cells, rows, columns, title, width)
 
 
 def vectors(
@@ -111,8 +105,8 @@ def vectors(
     digits = _checks.count("vectors", "digits", digits)
     names = [str(i + 1) for i in range(np.shape(x)[-1] if np.ndim(x) else 0)] if columns is None else columns
     numbers = _matrix("vectors", "x", x, labels, names)
-    cells = [[Text(f" {_number(entry, digits)} ") for entry in row] for row in numbers]
-    return _folded(cells, labels, names, title, width)
+    cells = [[Text(f" {number(entry, digits)} ") for entry in row] for row in numbers]
+    return folded(cells, labels, names, title, width)
 
 
 def bars(
@@ -155,32 +149,8 @@ def bars(
     table.add_column(no_wrap=True)
     for label, (w,) in zip(labels, x, strict=True):
         marks = int(width * min(max(0.0, float(w)), 1.0))
-        table.add_row(Text(_cut(label)), Text(_number(w, digits)), Text("#" * marks, "blue"))
-    return _titled(title, table)
-
-
-@contextmanager
-def progress(title: str, *, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for as long as the context lasts.
-
-    Args:
-      title: what is under way.
-      console: where to draw; standard error if None, so that a page on standard output stays whole.
-
-    Returns:
-      A context whose value is on_progress(done, total), as `jattn.flow.run_in_parts` calls it. It is drawn on a
-      terminal alone: in a file there is one line at the end.
-
-    Example:
-      >>> from rich.console import Console
-      >>> from jattn.console import progress
-      >>> with progress("river", console=Console(width=60)) as on_progress:
-      ...     on_progress(4, 4)
-      river ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100% 0:00:00
-    """
-    with Progress(console=console or Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        table.add_row(Text(cut(label)), Text(number(w, digits)), Text("#" * marks, "blue"))
+    return titled(title, table)
 
 
 def _matrix(where: str, name: str, x: Any, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
@@ -201,7 +171,7 @@ def _matrix(where: str, name: str, x: Any, rows: Sequence[str], columns: Sequenc
     return numbers.reshape(len(rows), len(columns))
 
 
-def _number(x: Any, digits: int) -> str:
+def number(x: Any, digits: int) -> str:
     """Fixed decimals, or an exponent where those would be too many characters."""
     x = float(x)
     text = f"{x:.{digits}f}" if abs(x) < 1e5 or not np.isfinite(x) else f"{x:.{digits}g}"
@@ -218,24 +188,24 @@ def _shade(weight: float, top: float) -> str:
     return f"{'#000000' if share < 1.25 else '#ffffff'} on #{red:02x}{green:02x}{blue:02x}"
 
 
-def _cut(label: str) -> str:
+def cut(label: str, width: int = _LABEL) -> str:
     text = Text(str(label))
-    text.truncate(_LABEL, overflow="ellipsis")
+    text.truncate(width, overflow="ellipsis")
     return text.plain
 
 
-def _titled(title: str | None, *tables: Table) -> RenderableType:
+def titled(title: str | None, *tables: Table) -> RenderableType:
     """One renderable. (A rich Table would fold its own title to its own width.)"""
     if title is None and len(tables) == 1:
         return tables[0]
     return Group(*([] if title is None else [Text(title, "bold")]), *tables)
 
 
-def _folded(
+def folded(
     cells: list[list[Text]], rows: Sequence[str], columns: Sequence[str], title: str | None, width: int
 ) -> RenderableType:
     """One table, or as many below each other as it takes for each to fit into `width`."""
-    names, heads = [f" {_cut(row)} " for row in rows], [f" {_cut(column)} " for column in columns]
+    names, heads = [f" {cut(row)} " for row in rows], [f" {cut(column)} " for column in columns]
     each = max([cell.cell_len for row in cells for cell in row] + [cell_len(head) for head in heads], default=0)
     fit = max(1, (width - max(map(cell_len, names), default=0)) // (each + 1))
     tables = []
@@ -247,4 +217,17 @@ def _folded(
         for name, row in zip(names, cells, strict=True):
             table.add_row(Text(name), *row[start : start + fit])
         tables.append(table)
-    return _titled(title, *tables)
+    return titled(title, *tables)
+
+
+def plain(
+    heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, left: int, free: tuple[int, ...] = ()
+) -> Table:
+    """A table of text: the first `left` columns and those that are `free` flush left, the others flush right."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    for i, head in enumerate(heads):
+        table.add_column(Text(f" {head} "), justify="left" if i < left or i in free else "right", no_wrap=True)
+    for row in rows:
+        cells = (x if isinstance(x, Text) else Text(x) for x in row)
+        table.add_row(*(Text.assemble(" ", x, " ") for x in cells))
+    return table

@@ -1,0 +1,350 @@
+"""Pictures of a terminal beyond tables of weights: ranks, rows step by step, fields, lines, signs, tiles, promises."""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from jattn import _checks, _given
+from jattn.console import _grid
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_ARROWS = "→↗↑↖←↙↓↘"
+_PLUS, _MINUS, _GOOD, _BAD = "#a8460b", "#2566ac", "green", "red"
+
+
+def ranked(
+    weights: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    top: int = 10,
+    title: str | None = None,
+    width: int = 80,
+) -> RenderableType:
+    """The strongest pairs of all heads, in order: layer and head, query, key, weight, and the entropy of that row.
+
+    Args:
+      weights: [L, H, T, S], [H, T, S] or [T, S]; what is not finite comes last.
+      rows: T names, of the queries.
+      columns: S names, of the keys.
+      top: how many, at least 1.
+      title: a line above the table.
+      width: the columns of the terminal. Below 56 names are cut shorter and the entropy is left out.
+
+    Returns:
+      A rich Table, or a Group where there is a title. Of equal weights the first comes first.
+
+    Raises:
+      ValueError: `weights` has other axes, or there are more or fewer names than queries and keys.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> Console(width=60).print(console.ranked([[0.75, 0.25]], ["bank"], ["river", "money"], top=1))
+        head   query   key     weight   entropy
+       ─────────────────────────────────────────
+        0.0    bank    river    0.750     0.562
+    """
+    x, top = _given.four("ranked", weights), _checks.count("ranked", "top", top, least=1)
+    rows = _given.names("ranked", "rows", rows, "T", x.shape[2])
+    columns = _given.names("ranked", "columns", columns, "S", x.shape[3])
+    narrow = width < 56
+    room = max(2, min(12, (width - 22) // 2)) if narrow else 12
+    order = np.argsort(-np.where(np.isfinite(x), x, -np.inf), axis=None, kind="stable")[:top]
+    lines = []
+    for layer, head, t, s in zip(*np.unravel_index(order, x.shape), strict=True):
+        row = x[layer, head, t]
+        line = [f"{layer}.{head}", _grid.cut(rows[t], room), _grid.cut(columns[s], room), f"{row[s]:.3f}"]
+        lines.append(line if narrow else [*line, f"{float(_given.entropy(row)):.3f}"])
+    heads = ["head", "query", "key", "weight", "entropy"]
+    return _grid.titled(title, _grid.plain(heads[:4] if narrow else heads, lines, left=3))
+
+
+def arrows(
+    x: Any, y: Any, u: Any, v: Any, *, places: Mapping[str, Any] | None = None, title: str | None = None
+) -> RenderableType:
+    """A small grid of arrows, one for each place, bold where long; a dot where all is still; letters mark places.
+
+    Args:
+      x: [nx], from left to right, increasing.
+      y: [ny], increasing; the last is the top line.
+      u: [ny, nx], to the right, such as a coordinate of −dL/dq.
+      v: [ny, nx], upward.
+      places: name → [2]: each is marked in the cell nearest to it, by a capital letter that a line below explains.
+        A later one covers an earlier one in the same cell, and the line says so.
+      title: a line above the grid.
+
+    Returns:
+      A rich Group, 2 nx columns wide. Below it stand the places and the longest arrow.
+
+    Raises:
+      ValueError: a shape does not fit, or a number is not finite.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> grid = console.arrows([0, 1], [0, 1], [[1, 1], [0, 0]], [[0, 1], [0, -1]], places={"river": [1, 1]})
+      >>> Console(width=40).print(grid)
+      · A
+      → ↗
+      A river; longest arrow 1.41
+    """
+    x, y = (_given.numbers("arrows", name, z, (None,), "[n]") for name, z in (("x", x), ("y", y)))
+    u, v = (_given.numbers("arrows", name, z, (len(y), len(x)), "[ny, nx]") for name, z in (("u", u), ("v", v)))
+    size = np.hypot(u, v)
+    longest = float(size.max(initial=0))
+    turn = np.round(np.arctan2(v, u) / (np.pi / 4)).astype(int) % 8
+    signs = [
+        [_ARROWS[k] if n > 1e-9 * longest else "·" for k, n in zip(*row, strict=True)]
+        for row in zip(turn, size, strict=True)
+    ]
+    styles = [["bold" if n > 0.5 * longest else "dim" if n < 0.1 * longest else "" for n in row] for row in size]
+    cells: dict[tuple[int, int], str] = {}
+    said = []
+    for letter, (name, place) in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", (places or {}).items(), strict=False):
+        at = _given.numbers("arrows", f"places[{name!r}]", place, (2,), "[2]")
+        cell = (int(abs(y - at[1]).argmin()), int(abs(x - at[0]).argmin()))
+        said.append(f"{letter} {name}" + (f" (over {cells[cell]})" if cell in cells else ""))
+        cells[cell] = letter
+        signs[cell[0]][cell[1]], styles[cell[0]][cell[1]] = letter, "bold reverse"
+    lines = []
+    for row, looks in zip(signs[::-1], styles[::-1], strict=True):
+        line = Text()
+        for i, (sign, look) in enumerate(zip(row, looks, strict=True)):
+            line.append(" " if i else "").append(sign, look)
+        lines.append(line)
+    foot = "; ".join([", ".join(said)] * bool(said) + [f"longest arrow {longest:.3g}"])
+    return Group(*([Text(title, "bold")] if title else []), *lines, Text(foot))
+
+
+def sparklines(series: Any, *, title: str | None = None, digits: int = 3, width: int = 80) -> RenderableType:
+    """Each series as a line of eight heights between its own least and largest, with its first and last numbers.
+
+    Args:
+      series: a mapping, or an object with such attributes: name → [F]. A field that itself has fields of shape [F] is
+        written as one line for each; what has another shape is let pass.
+      title: a line above.
+      digits: decimals, 0 or more.
+      width: the columns of the terminal; longer series are thinned to fit, the first and the last always shown.
+
+    Returns:
+      A rich Table, or a Group where there is a title. What is not finite is a blank.
+
+    Raises:
+      TypeError: `series` holds nothing by name, or `digits` is not a whole number.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> Console(width=50).print(console.sparklines({"loss": [3.0, 2.0, 1.0, 0.5]}, digits=1))
+               first          last
+       ────────────────────────────
+        loss     3.0   █▅▂▁    0.5
+    """
+    held, digits = _given.fields(series), _checks.count("sparklines", "digits", digits)
+    if held is None:
+        got = {"series": f"of type {type(series).__name__}"}
+        _checks.fail(TypeError, "sparklines", "series must map names to [F]", "Pass a mapping.", **got)
+    flat = {}
+    for name, y in held.items():
+        inner = _given.fields(y)
+        for label, z in ({name: y} if inner is None else {f"{name} {n}": z for n, z in inner.items()}).items():
+            z = np.asarray(z)
+            if z.ndim == 1 and len(z) and z.dtype.kind in "fiub":
+                flat[label] = z.astype(np.float64)
+    ends = {label: [_grid.number(z[i], digits) for i in (0, -1)] for label, z in flat.items()}
+    taken = max(map(cell_len, map(_grid.cut, flat)), default=0) + 2 * max(
+        (len(e) for pair in ends.values() for e in pair), default=5
+    )
+    room = max(8, width - taken - 13)
+    lines: list[list[str | Text]] = []
+    for label, z in flat.items():
+        shown = z[np.unique(np.round(np.linspace(0, len(z) - 1, min(room, len(z)))).astype(int))]
+        first, last = ends[label]
+        lines.append([_grid.cut(label), first, Text(_sparks(shown), "blue"), last])
+    return _grid.titled(title, _grid.plain(["", "first", "", "last"], lines, left=1, free=(2,)))
+
+
+def _sparks(z: np.ndarray) -> str:
+    seen = z[np.isfinite(z)]
+    low, high = (float(seen.min()), float(seen.max())) if len(seen) else (0.0, 0.0)
+    if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
+        return "".join("▁" if np.isfinite(n) else " " for n in z)
+    return "".join(_SPARKS[round(7 * (n - low) / (high - low))] if np.isfinite(n) else " " for n in z)
+
+
+def why(
+    pulls: Any,
+    labels: Sequence[str],
+    *,
+    total: Any = None,
+    title: str | None = None,
+    digits: int = 3,
+    width: int = 80,
+) -> RenderableType:
+    """Why a gradient points where it does: the pull of each key, c·p_j(a_j − ā)k_j, with its signs, and their total.
+
+    Args:
+      pulls: [S, D], one pull for each key; they sum to −dL/dq.
+      labels: S names of the keys.
+      total: [D], the −dL/dq that was measured by other means, as a further line; left out if None.
+      title: a line above.
+      digits: decimals, 0 or more.
+      width: the columns of the terminal. Dimensions that do not fit continue in a further table below.
+
+    Returns:
+      A rich Table, or a Group where there is a title or it does not fit. `along` is the pull in the direction of the
+      total, 0 where the total has none.
+
+    Raises:
+      ValueError: a shape does not fit, or a number is not finite. TypeError: `digits` is not a whole number.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> Console(width=40).print(console.why([[0.4, 0.0], [-0.1, 0.0]], ["river", "money"], digits=1))
+               along      1      2
+       ────────────────────────────
+        river   +0.4   +0.4    0.0
+        money   -0.1   -0.1    0.0
+        total   +0.3   +0.3    0.0
+    """
+    digits = _checks.count("why", "digits", digits)
+    x = _given.numbers("why", "pulls", pulls, (None, None), "[S, D]")
+    names = _given.names("why", "labels", labels, "S", len(x))
+    rows, whole = [*x, x.sum(0)], x.sum(0)
+    names = [*names, "total"]
+    if total is not None:
+        rows.append(_given.numbers("why", "total", total, (x.shape[1],), "[D]"))
+        names.append("measured")
+    size = float(np.linalg.norm(whole))
+    unit = whole / size if size else whole
+    numbers = [[row @ unit, *row] for row in rows]
+    cells = [
+        [Text(f" {_signed(n, digits)} ", _PLUS if n > 0 else _MINUS if n < 0 else "") for n in row] for row in numbers
+    ]
+    return _grid.folded(cells, names, ["along", *(str(d + 1) for d in range(x.shape[1]))], title, width)
+
+
+def _signed(x: float, digits: int) -> str:
+    text = _grid.number(x, digits)
+    return text if text.startswith(("-", "nan")) or not text.strip("0.") else "+" + text
+
+
+def tiles(verdicts: Any, *, title: str | None = None, width: int = 80) -> RenderableType:
+    """Which tiles of queries and keys a mask visits, a character each, and how many of each kind there are.
+
+    Args:
+      verdicts: [I, J], for each tile 0: not visited; 1: some of its pairs meet; 2: all do.
+      title: a line above.
+      width: the columns of the terminal; where the tiles are more, squares of tiles are drawn as one, which is
+        visited if one of its tiles is, and whole if all are.
+
+    Returns:
+      A rich Group: █ all meet, ▒ some do, · not visited.
+
+    Raises:
+      ValueError: `verdicts` has other axes or holds something else.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> Console(width=60).print(console.tiles([[1, 0], [2, 1]]))
+      ▒·
+      █▒
+      █ all meet: 1, ▒ some meet: 2, · not visited: 1
+    """
+    v = _given.numbers("tiles", "verdicts", verdicts, (None, None), "[I, J]")
+    if not np.isin(v, (0, 1, 2)).all():
+        _checks.fail(ValueError, "tiles", "verdicts must be 0, 1 or 2", "0 none, 1 some, 2 all.", verdicts=v)
+    counts = [int((v == n).sum()) for n in (2, 1, 0)]
+    n = -(-v.shape[1] // width) if v.size else 1
+    squares = [[v[i : i + n, j : j + n] for j in range(0, v.shape[1], n)] for i in range(0, len(v), n)]
+    drawn = ["".join("█" if (s == 2).all() else "▒" if s.any() else "·" for s in row) for row in squares]
+    foot = ", ".join(
+        f"{sign} {words}: {c}"
+        for sign, words, c in zip("█▒·", ("all meet", "some meet", "not visited"), counts, strict=True)
+    )
+    if n > 1:
+        foot += f"; a character is {n} × {n} tiles"
+    return Group(*([Text(title, "bold")] if title else []), *(Text(line, no_wrap=True) for line in drawn), Text(foot))
+
+
+def conserved(quantities: Any, *, tolerance: float = 1e-6, title: str | None = None) -> RenderableType:
+    """A line for each quantity: whether what was measured is what theory predicts, and how far off it was at most.
+
+    Args:
+      quantities: name → (predicted, measured), each [F]; a prediction that is one number holds for every frame.
+      tolerance: how far off it may be, in units of max(1, |predicted|).
+      title: a line above.
+
+    Returns:
+      A rich Group. What is NaN on either side fails.
+
+    Raises:
+      TypeError: it is no such mapping. ValueError: two shapes do not agree.
+
+    Example:
+      >>> from rich.console import Console
+      >>> from jattn import console
+      >>> Console(width=60).print(console.conserved({"Σ dk": (0.0, [0.0, 0.0]), "|q|²": (1.0, [1.0, 1.5])}))
+      pass  Σ dk: off by at most 0.0e+00
+      FAIL  |q|²: off by at most 5.0e-01
+    """
+    lines = []
+    for name, (predicted, measured) in _given.pairs("conserved", "quantities", quantities).items():
+        off = abs(predicted - measured)
+        holds = bool((off <= tolerance * np.maximum(1.0, abs(predicted))).all())
+        worst = float(np.max(off, initial=0))
+        verdict = Text("pass" if holds else "FAIL", _GOOD if holds else f"bold {_BAD}")
+        lines.append(Text.assemble(verdict, f"  {name}: off by at most {worst:.1e}"))
+    return Group(*([Text(title, "bold")] if title else []), *lines)
+
+
+def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str = "jattn", width: int = 80) -> Path:
+    """Writes what the terminal would show to a file that refers to nothing outside itself, in colour.
+
+    Args:
+      renderable: what any function here returns.
+      file: `….svg` or `….html`; its folder is made if it is not there.
+      title: what stands in the frame of the SVG.
+      width: the columns of the terminal.
+
+    Returns:
+      The file, whole or not at all.
+
+    Raises:
+      ValueError: the file has another ending. OSError: the folder cannot be written to.
+
+    Example:
+      >>> import tempfile
+      >>> from jattn import console
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     console.save(console.bars(["river"], [0.5]), folder + "/row.svg").name
+      'row.svg'
+    """
+    file = Path(file)
+    if file.suffix not in (".svg", ".html"):
+        _checks.fail(ValueError, "save", "file must end in .svg or .html", "Name one of them.", file=file.name)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        paper = Console(width=width, record=True, file=nowhere, force_terminal=True, color_system="truecolor")
+        paper.print(renderable)
+    if file.suffix == ".html":
+        text = paper.export_html(inline_styles=True)
+    else:  # rich's own frame asks a server for its font: the reader's monospace will do
+        text = re.sub(r"@font-face \{.*?\}", "", paper.export_svg(title=title, unique_id="jattn"), flags=re.DOTALL)
+        text = text.replace("Fira Code, monospace", "'Fira Code', 'DejaVu Sans Mono', Menlo, Consolas, monospace")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
+        unfinished = Path(folder) / "new"
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, file)
+    return file

@@ -1,0 +1,30 @@
+"""Pictures: arrays in, a matplotlib Figure out. Nothing is computed here, and nothing in the library imports it.
+
+A figure is made without pyplot, so no window opens and no state is shared: show it in a notebook as it is, or
+`save` it. Every function draws on an `ax` (or, where it needs several, a `figure`) of yours instead where you give
+one. Needs the extra `figures`.
+"""
+
+try:
+    import matplotlib  # noqa: F401
+except ImportError as missing:
+    raise ImportError("jattn.figures draws with matplotlib: pip install 'jattn[figures]'") from missing
+
+from jattn.figures._canvas import save
+from jattn.figures._plane import path
+from jattn.figures._signed import conserved, why
+from jattn.figures._time import animate, training
+from jattn.figures._weights import arcs, heads, tiles, weights
+
+__all__ = [
+    "animate",
+    "arcs",
+    "conserved",
+    "heads",
+    "path",
+    "save",
+    "tiles",
+    "training",
+    "weights",
+    "why",
+]

@@ -1,0 +1,139 @@
+"""Signed things: the pulls that make up a gradient, and what theory says is conserved."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+
+from jattn import _given
+from jattn.figures import _canvas
+
+
+def why(
+    pulls: Any,
+    labels: Sequence[str],
+    *,
+    total: Any = None,
+    dimensions: Sequence[str] | None = None,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Why a gradient points where it does: the pull of each key, c·p_j(a_j − ā)k_j, stacked dimension by dimension.
+
+    Args:
+      pulls: [S, D], one pull for each key; they sum to −dL/dq.
+      labels: S names of the keys.
+      total: [D], the −dL/dq that was measured by other means, drawn as a line across each stack; the sum if None.
+      dimensions: D names; 1, 2, 3, … if None.
+      ax: where to draw; a figure of its own if None.
+      title: what is to be seen.
+
+    Returns:
+      The figure drawn on. What pulls up is stacked above zero, what pulls down below; the line is what remains.
+
+    Raises:
+      ValueError: a shape does not fit, or a number is not finite.
+
+    Memory: as its inputs.
+
+    Source: dL/ds_j = p_j (a_j − ā), the derivative of softmax, and the chain rule.
+
+    Example:
+      >>> from jattn import figures
+      >>> figure = figures.why([[0.4, 0.0], [-0.1, -0.2]], ["river", "money"])
+      >>> [text.get_text() for text in figure.axes[0].texts][-2:]
+      ['+0.300', '-0.200']
+    """
+    x = _given.numbers("why", "pulls", pulls, (None, None), "[S, D]")
+    S, D = x.shape
+    labels = _given.names("why", "labels", labels, "S", S)
+    across = [str(d + 1) for d in range(D)] if dimensions is None else dimensions
+    across = _given.names("why", "dimensions", across, "D", D)
+    ends = x.sum(0) if total is None else _given.numbers("why", "total", total, (D,), "[D]")
+    figure, ax = _canvas.axes(ax, (3.4 + 0.9 * min(D, 12), 4.0))
+    hatches = ("", "//", "..", "\\\\", "xx", "--", "++")
+    above, below = np.zeros(D), np.zeros(D)
+    most = max(np.maximum(x, 0).sum(0).max(initial=0), -np.minimum(x, 0).sum(0).min(initial=0), 1e-300)
+    for s, (pull, label) in enumerate(zip(x, labels, strict=True)):
+        base = np.where(pull >= 0, above, below)
+        colour = _canvas.COLOURS[s % len(_canvas.COLOURS)]
+        ax.bar(
+            range(D), pull, 0.62, bottom=base, color=colour, alpha=0.85, label=label, ec="white", lw=0.8,
+            hatch=hatches[s % len(hatches)],
+        )  # fmt: skip
+        for d in range(D):
+            if abs(pull[d]) > 0.09 * most and D <= 8:
+                _canvas.write(ax, f"{pull[d]:+.3f}", (d, base[d] + pull[d] / 2), -3, "black")
+        above, below = above + np.maximum(pull, 0), below + np.minimum(pull, 0)
+    ax.axhline(0, color="0.3", lw=0.8)
+    for d, end in enumerate(ends):
+        ax.plot([d - 0.42, d + 0.42], [end, end], color="black", lw=2.2, solid_capstyle="butt", zorder=6)
+    for d, end in enumerate(ends):
+        if D <= 12:
+            _canvas.write(ax, f"{end:+.3f}", (d + 0.44, end), -3, "black", ha="left", weight="bold")
+    ax.set_xticks(range(D), across)
+    ax.set_xlim(-0.6, D - 0.1)
+    ax.set_ylim(
+        min(below.min(initial=0), ends.min(initial=0)) - 0.12 * most, max(above.max(initial=0), 0) + 0.12 * most
+    )
+    ax.set_xlabel("dimension of q (line: the sum, −dL/dq)", fontsize=9)
+    ax.set_ylabel("pull on q", fontsize=9)
+    _canvas.bare(ax)
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False, title="the pull of")
+    return _canvas.titled(figure, ax, title)
+
+
+def conserved(
+    quantities: Mapping[str, tuple[Any, Any]],
+    *,
+    steps: Any = None,
+    figure: Figure | SubFigure | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What theory predicts of each quantity, as a line, and what was measured, as dots on it: a panel for each.
+
+    Args:
+      quantities: name → (predicted, measured), each [F]; a prediction that is one number holds for every frame.
+      steps: [F], what the frames are numbered by; 0, 1, … if None.
+      figure: where to draw; a figure of its own if None.
+      title: what is to be seen.
+
+    Returns:
+      The figure drawn on. Each panel is titled with the largest difference.
+
+    Raises:
+      TypeError: it is no such mapping. ValueError: two shapes do not agree.
+
+    Memory: as its inputs.
+
+    Source: no published figure.
+
+    Example:
+      >>> from jattn import figures
+      >>> figure = figures.conserved({"Σ dk": (0.0, [0.0, 1e-17, -1e-17])})
+      >>> figure.axes[0].get_title()
+      'Σ dk: off by at most 1.0e-17'
+    """
+    both = _given.pairs("conserved", "quantities", quantities)
+    root, grid = _canvas.panels(figure, len(both), 3, (3.9, 2.5))
+    for ax, (name, (predicted, measured)) in zip(grid, both.items(), strict=True):
+        F = len(measured)
+        at = np.arange(F) if steps is None else _given.numbers("conserved", "steps", steps, (F,), "[F]")
+        ax.plot(at, predicted, color="#B8006F", lw=1.6, label="predicted")
+        every = max(1, F // 24)
+        ax.plot(at[::every], measured[::every], "o", ms=4, mfc="none", mec="#0072B2", label="measured", clip_on=False)
+        off = float(np.nanmax(abs(predicted - measured), initial=0))
+        low, high = np.nanmin([predicted, measured]), np.nanmax([predicted, measured])
+        least = 1e-6 * max(1.0, abs(low), abs(high))  # rounding is not drawn as if it were a movement
+        if high - low < least:
+            ax.set_ylim((low + high - least) / 2, (low + high + least) / 2)
+        ax.set_title(f"{name}: off by at most {off:.1e}", fontsize=9)
+        ax.set_xlabel("step", fontsize=8)
+        _canvas.bare(ax)
+    if len(grid):
+        grid[0].legend(fontsize=8, frameon=False)
+    if title:
+        root.suptitle(title, fontsize=11)
+    return root

@@ -1,0 +1,175 @@
+"""Training time: what moved, frame by frame, as small multiples or as a film."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from matplotlib import animation
+from matplotlib.figure import Figure, SubFigure
+
+from jattn import _checks, _given
+from jattn.figures import _canvas
+from jattn.figures._plane import path
+
+_SHOWN = MappingProxyType({"norm": "|q|", "p_r": "p of the target", "p": "p of the target"})
+
+
+def training(
+    run: Any,
+    labels: Sequence[str],
+    *,
+    log: bool = False,
+    figure: Figure | SubFigure | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A run as small multiples over the same steps: the weights, the coordinates of q, and each series recorded.
+
+    Args:
+      run: a mapping, or an object with these attributes: q [F, D], k [F, S, D] or [S, D], weights [F, S], steps [F]
+        if the frames are not 0, 1, …; and any series [F], such as loss, margin, norm. A field that itself has fields
+        of shape [F] makes one panel, and so do all whose name begins with `cos`.
+      labels: S names of the keys.
+      log: whether the steps stand on a logarithmic axis, of 1 + step.
+      figure: where to draw; a figure of its own if None.
+      title: what is to be seen.
+
+    Returns:
+      The figure drawn on. What is not finite is a gap in its line.
+
+    Raises:
+      TypeError: `run` has no q, k or weights. ValueError: a shape does not fit, or the steps do not increase.
+
+    Memory: as the series drawn.
+
+    Source: small multiples, after Tufte.
+
+    Example:
+      >>> import numpy as np
+      >>> from jattn import figures
+      >>> run = {"q": np.zeros((3, 2)), "k": np.eye(2), "weights": np.full((3, 2), 0.5), "loss": [0.7, 0.7, 0.7]}
+      >>> [ax.get_title() for ax in figures.training(run, ["river", "money"]).axes]
+      ['weights', 'q', 'loss']
+    """
+    r = _given.run("training", run)
+    labels = _given.names("training", "labels", labels, "S", r.weights.shape[1])
+    shown: dict[str, dict[str, np.ndarray]] = {"weights": dict(zip(labels, r.weights.T, strict=True))}
+    if r.q.shape[1] <= 8:
+        shown["q"] = {f"q{d + 1}": x for d, x in enumerate(r.q.T)}
+    shown |= r.series
+    root, grid = _canvas.panels(figure, len(shown), 3, (3.7, 2.2))
+    at = r.steps + 1 if log else r.steps
+    for ax, (panel, lines) in zip(grid, shown.items(), strict=True):
+        colours = [_canvas.COLOURS[i % len(_canvas.COLOURS)] for i in range(len(lines))]
+        for (name, y), colour in zip(lines.items(), colours, strict=True):
+            ax.plot(at, y, color=colour, lw=1.6, label=name)
+        if log:
+            ax.set_xscale("log")
+        ax.set_xlim(at[0], max(at[-1], at[0] + 1e-9))
+        if panel == "weights":
+            ax.set_ylim(-0.02, 1.02)
+        if len(lines) > 1 and len(lines) <= 9:
+            _canvas.direct_labels(ax, list(lines), [y[-1] for y in lines.values()], colours)
+        alone = "" if len(lines) > 1 or panel in lines else f": {next(iter(lines))}"
+        ax.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=10)
+        ax.set_xlabel("1 + step" if log else "step", fontsize=8)
+        _canvas.bare(ax)
+    if title:
+        root.suptitle(title, fontsize=11)
+    return root
+
+
+def animate(
+    run: Any,
+    labels: Sequence[str],
+    file: str | os.PathLike[str],
+    *,
+    frames: Sequence[int] | None = None,
+    seconds: float = 6.0,
+    title: str | None = None,
+    **plane: Any,
+) -> Path:
+    """Writes a run as a film: the plane of q and the keys, and beside it the weights, one frame after the other.
+
+    Args:
+      run: as for `training`, with D = 2.
+      labels: S names of the keys.
+      file: `….gif`, written by Pillow, or `….mp4`, written by ffmpeg where that is installed.
+      frames: which frames of the run are shown, in order; all if None.
+      seconds: how long the film runs.
+      title: what is to be seen; the step is added to it.
+      plane: `background`, `field`, `rays` or `hull`, as `path` takes them.
+
+    Returns:
+      The file written, whole or not at all.
+
+    Raises:
+      ValueError: D is not 2, the file has another ending, or ffmpeg is not installed. TypeError: as for `training`.
+
+    Memory: one frame, and for a GIF all of them (8 bits a pixel).
+
+    Source: the writers of matplotlib.animation.
+
+    Example:
+      >>> import tempfile
+      >>> from jattn import figures
+      >>> run = {"q": [[1.0, 0.0], [1.3, 0.0]], "k": [[1.0, 0.0], [0.0, 0.1]], "weights": [[0.6, 0.4], [0.7, 0.3]]}
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     figures.animate(run, ["river", "the"], folder + "/way.gif", seconds=0.2).name
+      'way.gif'
+    """
+    r, file = _given.run("animate", run), Path(file)
+    labels = _given.names("animate", "labels", labels, "S", r.weights.shape[1])
+    if r.q.shape[1] != 2:
+        _checks.fail(
+            ValueError, "animate", "run.q must be [F, 2]", "Project q and k to a plane first.", **{"run.q": r.q}
+        )
+    shown = range(len(r.q)) if frames is None else frames
+    writer = _writer(file, max(round(len(shown) / seconds), 1))
+    figure = Figure(figsize=(8.6, 3.9), layout="constrained")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
+        unfinished = Path(folder) / f"new{file.suffix}"
+        with writer.saving(figure, str(unfinished), dpi=100):
+            for f in shown:
+                _frame(figure, r, labels, int(f), title, plane)
+                writer.grab_frame()
+        os.replace(unfinished, file)
+    return file
+
+
+def _writer(file: Path, fps: int) -> animation.AbstractMovieWriter:
+    if file.suffix not in (".gif", ".mp4"):
+        _checks.fail(ValueError, "animate", "file must end in .gif or .mp4", "Name one of them.", file=file.name)
+    if file.suffix == ".gif":
+        return animation.PillowWriter(fps=fps)
+    if not animation.FFMpegWriter.isAvailable():
+        _checks.fail(ValueError, "animate", "an MP4 needs ffmpeg", "Install it, or write a .gif.", ffmpeg="missing")
+    return animation.FFMpegWriter(fps=fps, extra_args=["-pix_fmt", "yuv420p"])
+
+
+def _frame(figure: Figure, r: _given.Run, labels: list[str], f: int, title: str | None, plane: dict[str, Any]) -> None:
+    figure.clear()
+    way, row = figure.subplots(1, 2, width_ratios=(2.4, 1))
+    path(r.q[: f + 1], r.k[: f + 1], labels, marks={-1: "q"}, ax=way, **plane)
+    if "background" not in plane:  # one extent for the whole film
+        around = np.concatenate([r.q, r.k.reshape(-1, 2), np.zeros((1, 2))])
+        low, high = around.min(0), around.max(0)
+        room = 0.12 * max((high - low).max(), 1e-9)
+        way.set_xlim(low[0] - room, high[0] + room)
+        way.set_ylim(low[1] - room, high[1] + room)
+    colours = [_canvas.COLOURS[s % len(_canvas.COLOURS)] for s in range(len(labels))]
+    row.barh(range(len(labels)), r.weights[f], 0.6, color=colours)
+    for s, w in enumerate(r.weights[f]):
+        within = w > 0.7
+        ink, side = ("white", "right") if within else ("black", "left")
+        row.text(w + (-0.03 if within else 0.03), s, f"{w:.3f}", va="center", ha=side, fontsize=9, color=ink)
+    row.set_yticks(range(len(labels)), labels)
+    row.set_xlim(0, 1)
+    row.invert_yaxis()
+    row.set_title("attention", fontsize=10)
+    _canvas.bare(row)
+    figure.suptitle(f"{title + ': ' if title else ''}step {r.steps[f]:,g}", fontsize=11)

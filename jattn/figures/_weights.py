@@ -1,0 +1,270 @@
+"""Who attends to whom: one head as a heatmap or as arcs, all heads at once, and the tiles that are visited."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
+
+from jattn import _checks, _given
+from jattn.figures import _canvas
+
+_LEGIBLE = 2304  # more cells than this have a colour bar instead of numbers
+
+
+def weights(
+    weights: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    entropy: bool = False,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A heatmap of attention weights whose cells carry their numbers: dark is 0, bright is 1.
+
+    Args:
+      weights: [T, S], from 0 to 1; anything that NumPy can read.
+      rows: T names, of the queries, from top to bottom.
+      columns: S names, of the keys, from left to right.
+      entropy: whether the entropy of each row, in nats, stands at its right end.
+      ax: where to draw; a figure of its own if None.
+      title: what is to be seen.
+
+    Returns:
+      The figure drawn on. T = 0 or S = 0 gives empty axes. Above 2,304 cells, a colour bar for the numbers.
+
+    Raises:
+      ValueError: `weights` has not two axes, is not finite, or has not one name to each row and column.
+
+    Memory: as `weights`, a few times.
+
+    Source: the colour map is viridis, which is even in lightness and safe for the colour-blind.
+
+    Example:
+      >>> from jattn import figures
+      >>> figure = figures.weights([[0.49, 0.28, 0.24]], ["bank"], ["river", "money", "the"])
+      >>> [cell.get_text() for cell in figure.axes[0].texts]
+      ['0.490', '0.280', '0.240']
+    """
+    x = _given.numbers("weights", "weights", weights, (None, None), "[T, S]")
+    rows = _given.names("weights", "rows", rows, "T", len(x))
+    columns = _given.names("weights", "columns", columns, "S", x.shape[1])
+    few, crowd = x.shape[1] <= 12, x.size > _LEGIBLE
+    wide, high = (0.18, 0.18) if crowd else (0.8, 0.5) if few else (0.5, 0.36)
+    figure, ax = _canvas.axes(ax, (1.4 + wide * x.shape[1] + 0.8 * entropy, 0.9 + high * len(x)))
+    colours, scale = matplotlib.colormaps["viridis"], Normalize(0, 1)
+    picture = ax.imshow(x, cmap=colours, norm=scale, aspect="auto") if x.size else None
+    if not crowd:
+        digits, size = (3, 10) if few else (2, 8)
+        for (t, s), w in np.ndenumerate(x):
+            ink = _canvas.ink(colours(scale(w)))
+            ax.text(s, t, f"{w:.{digits}f}", ha="center", va="center", color=ink, fontsize=size)
+    elif picture is not None:
+        figure.colorbar(picture, ax=ax, label="weight", shrink=0.8)
+    long = max(map(len, columns), default=0) * 0.09 > wide
+    ax.set_xticks(range(x.shape[1]), columns, rotation=90 if long else 0)
+    ax.set_yticks(range(len(x)), rows)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    if entropy and len(x):
+        side = ax.secondary_yaxis("right")
+        side.set_yticks(range(len(x)), [f"{h:.3f}" for h in _given.entropy(x)])
+        side.tick_params(length=0)
+        side.spines[:].set_visible(False)
+        side.set_ylabel("entropy [nats]", fontsize=9)
+    return _canvas.titled(figure, ax, title)
+
+
+def heads(weights: Any, *, ax: Axes | None = None, title: str | None = None) -> Figure:
+    """Every head of every layer at once, each a small heatmap: layers from top to bottom, heads from left to right.
+
+    Args:
+      weights: [L, H, T, S], or [H, T, S] for one layer; from 0 to 1.
+      ax: where to draw; a figure of its own if None.
+      title: what is to be seen.
+
+    Returns:
+      The figure drawn on. The image holds NaN, which is drawn as paper, between the heads.
+
+    Raises:
+      ValueError: `weights` has other axes.
+
+    Memory: as `weights`, a few times.
+
+    Source: the "model view" of Vig (2019), arXiv:1906.05714, without its lines.
+
+    Example:
+      >>> import numpy as np
+      >>> from jattn import figures
+      >>> figure = figures.heads(np.full((2, 3, 4, 4), 0.25))
+      >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+      ['layer 0', 'layer 1']
+    """
+    x = _given.four("heads", weights)
+    L, H, T, S = x.shape
+    gap = max(1, round(0.12 * max(T, S)))
+    mosaic = np.full((L * (T + gap) - gap, H * (S + gap) - gap), np.nan)
+    for layer, head in np.ndindex(L, H):
+        mosaic[layer * (T + gap) :, head * (S + gap) :][:T, :S] = x[layer, head]
+    figure, ax = _canvas.axes(ax, (1.9 + 0.85 * H, 0.9 + 0.85 * L * T / max(S, 1)))
+    picture = ax.imshow(mosaic, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+    ax.set_xticks((S + gap) * np.arange(H) + (S - 1) / 2, [f"head {h}" if H < 9 else str(h) for h in range(H)])
+    ax.set_yticks((T + gap) * np.arange(L) + (T - 1) / 2, [f"layer {i}" for i in range(L)])
+    ax.tick_params(length=0, labelsize=8)
+    ax.spines[:].set_visible(False)
+    figure.colorbar(picture, ax=ax, label="weight", shrink=0.8, aspect=30)
+    return _canvas.titled(figure, ax, title)
+
+
+def arcs(
+    weights: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    least: float = 0.05,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Figure:
+    """One head as arcs from each query, on the left, to the keys, on the right: the heavier, the thicker and darker.
+
+    Args:
+      weights: [T, S], from 0 to 1.
+      rows: T names, of the queries.
+      columns: S names, of the keys.
+      least: smaller weights are not drawn. The heaviest arc of each query carries its number.
+      ax: where to draw; a figure of its own if None.
+      title: what is to be seen.
+
+    Returns:
+      The figure drawn on. With no weight of `least` or more, names alone.
+
+    Raises:
+      ValueError: `weights` has not two axes, is not finite, or has not one name to each row and column.
+
+    Memory: one path for each arc that is drawn.
+
+    Source: the "head view" of Vig (2019), arXiv:1906.05714.
+
+    Example:
+      >>> from jattn import figures
+      >>> figure = figures.arcs([[0.9, 0.1]], ["bank"], ["river", "the"], least=0.2)
+      >>> [(text.get_text()) for text in figure.axes[0].texts]
+      ['bank', 'river', 'the', '0.90']
+    """
+    x = _given.numbers("arcs", "weights", weights, (None, None), "[T, S]")
+    rows = _given.names("arcs", "rows", rows, "T", len(x))
+    columns = _given.names("arcs", "columns", columns, "S", x.shape[1])
+    n = max(len(x), x.shape[1], 1)
+    figure, ax = _canvas.axes(ax, (5.6, 0.9 + 0.3 * n))
+    for side, names, align in ((0.0, rows, "right"), (1.0, columns, "left")):
+        for i, name in enumerate(names):
+            ax.text(side + (0.02 if side else -0.02), i, name, ha=align, va="center", fontsize=9)
+    shades = matplotlib.colormaps["viridis_r"]
+    for t, s in sorted(np.ndindex(*x.shape), key=lambda pair: float(x[pair])):  # the heaviest on top
+        if x[t, s] >= least:
+            w = float(x[t, s])
+            curve = Path([(0, t), (0.5, t), (0.5, s), (1, s)], [Path.MOVETO, *[Path.CURVE4] * 3])
+            shade = shades(0.15 + 0.85 * min(w, 1.0))
+            ax.add_patch(PathPatch(curve, fill=False, lw=0.6 + 5 * w, ec=shade, capstyle="butt"))
+    for t, row in enumerate(x):
+        if row.size and row.max() >= least:
+            _canvas.write(ax, f"{row.max():.2f}", (0.1, t + (row.argmax() - t) * 0.04), -3, "black")
+    ax.set_xlim(-0.45, 1.45)
+    ax.set_ylim(n - 0.5, -0.5)
+    ax.set_axis_off()
+    return _canvas.titled(figure, ax, title)
+
+
+def tiles(
+    verdicts: Any,
+    *,
+    values: Any = None,
+    shape: tuple[int, int] | None = None,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Which tiles of queries and keys a mask visits, over the pairs that may meet or over the values of a score.
+
+    Args:
+      verdicts: [I, J], for each tile of queries and of keys 0: none of its pairs meet and it is not visited;
+        1: some do; 2: all do, and it needs no mask.
+      values: [T, S], drawn below the tiles: booleans, whether a pair meets, or real numbers, what a score adds. Zero
+        is paper; what is not finite is left blank.
+      shape: (queries, keys) of one tile; as fits `values` if None.
+      ax: where to draw; a figure of its own if None.
+      title: what is to be seen.
+
+    Returns:
+      The figure drawn on. Its legend counts the tiles.
+
+    Raises:
+      ValueError: `verdicts` holds something else, or its tiles do not cover `values`.
+
+    Memory: as its inputs, a few times.
+
+    Source: no published figure.
+
+    Example:
+      >>> from jattn import figures
+      >>> figure = figures.tiles([[1, 0], [2, 1]], shape=(128, 128))
+      >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+      ['all meet: 1 of 4', 'some meet: 2 of 4', 'not visited: 1 of 4']
+    """
+    v = _given.numbers("tiles", "verdicts", verdicts, (None, None), "[I, J]")
+    if not np.isin(v, (0, 1, 2)).all():
+        _checks.fail(ValueError, "tiles", "verdicts must be 0, 1 or 2", "0 none, 1 some, 2 all.", verdicts=v)
+    x = None if values is None else _given.numbers("tiles", "values", values, (None, None), "[T, S]", finite=False)
+    if shape is None:
+        shape = (1, 1) if x is None else (-(-x.shape[0] // len(v)), -(-x.shape[1] // v.shape[1]))
+    high, wide = shape
+    T, S = (len(v) * high, v.shape[1] * wide) if x is None else x.shape
+    if x is not None and (-(-T // high), -(-S // wide)) != v.shape:
+        remedy = "Give the queries and keys of one tile as shape."
+        _checks.fail(ValueError, "tiles", "the tiles must cover values", remedy, values=x, verdicts=v, shape=str(shape))
+    figure, ax = _canvas.axes(ax, (6.4, 5.0))
+    if x is not None:
+        low, top = (float(f(np.where(np.isfinite(x), x, 0))) for f in (np.min, np.max))
+        far = max(-low, top, 1e-9)
+        plain = np.isin(x, (0, 1)).all()
+        colours: Any = ListedColormap(["white", "#9db8cf"]) if plain else "PuOr"
+        box = (0.0, float(S), float(T), 0.0)
+        picture = ax.imshow(x, cmap=colours, vmin=0 if plain else -far, vmax=1 if plain else far, extent=box)
+        if not plain:
+            figure.colorbar(picture, ax=ax, label="what the score adds", shrink=0.8)
+    looks = {2: ("#1f4e79", None, "all meet"), 1: ("#2f6da4", "..", "some meet"), 0: ("0.45", "xx", "not visited")}
+    for verdict, (colour, hatch, words) in looks.items():
+        found = np.argwhere(v == verdict)
+        style: dict[str, Any] = {
+            "fill": x is None and verdict > 0,
+            "hatch": hatch if verdict == 0 or x is None else None,
+        }
+        style |= {"fc": "#4a7fb0" if verdict == 2 else "#cfe0ee", "ec": colour, "lw": 0.8 + 0.6 * (verdict == 2)}
+        label = f"{words}: {len(found)} of {v.size}"
+        for n, (i, j) in enumerate(found):
+            corner, size = (j * wide, i * high), (min(wide, S - j * wide), min(high, T - i * high))
+            ax.add_patch(Rectangle(corner, *size, **style, label=label if n == 0 else None))
+        if not len(found):
+            ax.add_patch(Rectangle((0, 0), 0, 0, **style, label=label))
+    ax.set_xlim(0, S)
+    ax.set_ylim(T, 0)
+    ax.set_xlabel("key")
+    ax.set_ylabel("query")
+    ax.set_aspect("auto")
+    figure_legend = ax.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12),
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+        columnspacing=1.1,
+        handlelength=1.4,
+        handletextpad=0.5,
+    )
+    figure_legend.set_in_layout(True)
+    return _canvas.titled(figure, ax, title)

@@ -1,0 +1,277 @@
+"""A page: arrays in, one HTML file out that needs nothing else, no network, no server, not even this library.
+
+`attention`, `heads` and `run` each make a part of a page from arrays; `write` puts parts into one file:
+
+    page.write("bank.html", "bank and river", page.run(run, ["river", "money", "the"], target=0))
+
+What moves on the page is computed there: a query that is dragged meets the keys anew, and the arrow at it is −dL/dq.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jattn import _checks, _given
+from jattn.page._document import Part, document
+
+__all__ = ["Part", "attention", "heads", "html", "run", "write"]
+
+
+def attention(
+    weights: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    scores: Any = None,
+    scaled: Any = None,
+    values: Any = None,
+    out: Any = None,
+    keys: Any = None,
+    gains: Any = None,
+    scale: float | None = None,
+) -> Part:
+    """One head: its weights as a table in colours, and every step of the row of any query that is chosen there.
+
+    Args:
+      weights: [T, S], from 0 to 1; NaN is shown as such.
+      rows: T names, of the queries.
+      columns: S names, of the keys.
+      scores: [T, S], q·k; with `scaled`, `values` and `out` the steps of a row can be walked, as `jattn.explain`
+        gives them.
+      scaled: [T, S], the logits, −inf where a pair does not meet.
+      values: [S, Dv].
+      out: [T, Dv].
+      keys: [S, D]; with `gains`, why −dL/dq of each query points where it does.
+      gains: [T, S], a = −dL/dweights: what a little more weight would gain.
+      scale: c, what a score is multiplied by; 1/√D if None.
+
+    Returns:
+      A part for `html` or `write`.
+
+    Raises:
+      TypeError, ValueError: an array has another shape, or there are more or fewer names than rows and columns.
+
+    Memory: 5 to 20 bytes a number.
+
+    Source: the pull of key j is c·p_j(a_j − ā)k_j, the derivative of softmax and the chain rule.
+
+    Example:
+      >>> from jattn import page
+      >>> page.attention([[0.7, 0.3]], ["bank"], ["river", "money"]).kind
+      'attention'
+    """
+    where = "attention"
+    w = _given.numbers(where, "weights", weights, (None, None), "[T, S]", finite=False)
+    T, S = w.shape
+    held: dict[str, Any] = {"weights": w}
+    held["rows"] = _given.names(where, "rows", rows, "T", T)
+    held["columns"] = _given.names(where, "columns", columns, "S", S)
+    shapes: dict[str, tuple[Any, tuple[int | None, ...], str]] = {
+        "scores": (scores, (T, S), "[T, S]"),
+        "scaled": (scaled, (T, S), "[T, S]"),
+        "values": (values, (S, None), "[S, Dv]"),
+        "out": (out, (T, None), "[T, Dv]"),
+        "keys": (keys, (S, None), "[S, D]"),
+        "gains": (gains, (T, S), "[T, S]"),
+    }
+    for name, (x, shape, axes) in shapes.items():
+        held[name] = None if x is None else _given.numbers(where, name, x, shape, axes, finite=False)
+    held["scale"] = _scale(scale, 1 if held["keys"] is None else held["keys"].shape[1])
+    return Part("attention", held)
+
+
+def heads(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Part:
+    """Every head of every layer at a glance, and the arcs, token to token, of the one that is chosen.
+
+    Args:
+      weights: [L, H, T, S], [H, T, S] or [T, S]; kept in float32.
+      rows: T names, of the queries.
+      columns: S names, of the keys.
+
+    Returns:
+      A part for `html` or `write`.
+
+    Raises:
+      ValueError: `weights` has other axes, or there are more or fewer names than queries and keys.
+
+    Memory: 5.4 bytes a number.
+
+    Source: the model view and the head view of Vig (2019), arXiv:1906.05714.
+
+    Example:
+      >>> import numpy as np
+      >>> from jattn import page
+      >>> page.heads(np.full((2, 3, 1, 2), 0.5), ["bank"], ["river", "money"]).data["shape"]
+      [2, 3, 1, 2]
+    """
+    x = _given.four("heads", weights)
+    held = {"shape": list(x.shape), "weights": x.astype(np.float32)}
+    held["rows"] = _given.names("heads", "rows", rows, "T", x.shape[2])
+    held["columns"] = _given.names("heads", "columns", columns, "S", x.shape[3])
+    return Part("heads", held)
+
+
+def run(
+    run: Any,
+    labels: Sequence[str],
+    *,
+    target: int,
+    values: Any = None,
+    goal: Any = None,
+    scale: float | None = None,
+    rays: Mapping[str, Any] | None = None,
+    conserved: Any = None,
+    plane: Any = None,
+    query: str = "q",
+    loss: str = "",
+    optimiser: str = "",
+) -> Part:
+    """A descent, frame by frame: the path of q among the keys, the weights, every series, and the pulls behind them.
+
+    Args:
+      run: a mapping, or an object with these attributes: q [F, D], k [F, S, D] or [S, D], weights [F, S], steps [F]
+        if the frames are not 0, 1, …; and any series [F], such as loss, margin, norm. A field that itself has fields
+        of shape [F] makes one chart, and so do all whose name begins with `cos`.
+      labels: S names of the keys.
+      target: the key whose weight is the background of the plane; the loss is −log of that weight
+      values: [S, Dv]: with `goal`, the loss is ½|out − goal|² instead.
+      goal: [Dv].
+      scale: c, what a score is multiplied by; 1/√D if None.
+      rays: name → direction, [D] or [F, D], drawn from the origin.
+      conserved: quantity → (predicted [F] or one number, measured [F]).
+      plane: [2, D], the two directions that span what is drawn; the first two principal axes of path and keys where
+        D ≠ 2.
+      query: the name of the query.
+      loss: the name of the loss, and `optimiser` that of the optimiser: with several runs on a page the reader
+        chooses by them.
+      optimiser: see `loss`.
+
+    Returns:
+      A part for `html` or `write`.
+
+    Raises:
+      TypeError, ValueError: a field is missing, a shape does not fit, or only one of `values` and `goal` is given.
+
+    Memory: about 20 bytes a number.
+
+    Source: −dL/dq = c Σ_j p_j (a_j − ā) k_j, with a = −dL/dp.
+
+    Example:
+      >>> from jattn import page
+      >>> path = {"q": [[1.0, 0.0], [1.3, 0.0]], "k": [[1.0, 0.0], [0.0, 0.1]], "weights": [[0.6, 0.4], [0.7, 0.3]]}
+      >>> page.run(path, ["river", "the"], target=0).data["frozen"]
+      True
+    """
+    where, r = "run", _given.run("run", run)
+    (F, S, D), frozen = r.k.shape, bool((r.k == r.k[:1]).all())
+    target = _checks.count(where, "target", target)
+    if target >= S:
+        _checks.fail(ValueError, where, "target must name a key", "Count from 0.", target=str(target), S=str(S))
+    if (values is None) != (goal is None):
+        got = {"no": "goal" if goal is None else "values"}
+        _checks.fail(ValueError, where, "values and goal must be given together", "Give both or neither.", **got)
+    v = None if values is None else _given.numbers(where, "values", values, (S, None), "[S, Dv]")
+    t = None if goal is None or v is None else _given.numbers(where, "goal", goal, (v.shape[1],), "[Dv]")
+    held: dict[str, Any] = {"labels": _given.names(where, "labels", labels, "S", S), "target": target}
+    held |= {"query": str(query), "loss": str(loss), "optimiser": str(optimiser), "scale": _scale(scale, D)}
+    held |= {"values": v, "goal": t, "frozen": frozen, "steps": r.steps, "q": r.q, "k": r.k[0] if frozen else r.k}
+    held |= {"weights": r.weights, "series": r.series, "rays": {}, "conserved": {}}
+    for name, u in (rays or {}).items():
+        shape, axes = ((F, D), "[F, D]") if np.ndim(u) == 2 else ((D,), "[D]")
+        held["rays"][str(name)] = _given.numbers(where, f"rays[{name!r}]", u, shape, axes)
+    for name, (predicted, measured) in (
+        {} if conserved is None else _given.pairs(where, "conserved", conserved)
+    ).items():
+        held["conserved"][name] = {"predicted": predicted, "measured": measured}
+    if plane is not None:
+        held["plane"] = _given.numbers(where, "plane", plane, (2, D), "[2, D]")
+    else:
+        held["plane"] = np.eye(2) if D == 2 else _principal(np.concatenate([r.q, r.k.reshape(-1, D)]))
+    return Part("run", held)
+
+
+def html(title: str, *parts: Part, note: str = "") -> str:
+    """The page as text: one HTML document that refers to nothing outside itself.
+
+    Args:
+      title: what is to be seen.
+      parts: what `attention`, `heads` and `run` made; at most one of each of the first two, any number of runs.
+      note: a sentence below the title.
+
+    Returns:
+      The document. With no parts, a page that says so.
+
+    Raises:
+      TypeError: something else than a part. ValueError: two parts of a kind that is shown once.
+
+    Memory: that of its text.
+
+    Source: Content Security Policy Level 3, with hashes; `<` in data is written as an escape of JSON.
+
+    Example:
+      >>> from jattn import page
+      >>> page.html("a page").splitlines()[0]
+      '<!DOCTYPE html>'
+    """
+    for part in parts:
+        if not isinstance(part, Part):
+            got = {"parts": f"of type {type(part).__name__}"}
+            remedy = "Make each with page.attention, page.heads or page.run."
+            _checks.fail(TypeError, "html", "parts must be parts of a page", remedy, **got)
+    for kind in ("attention", "heads"):
+        if sum(part.kind == kind for part in parts) > 1:
+            _checks.fail(ValueError, "html", f"a page shows {kind} once", "Write two pages.", parts=f"with two {kind}")
+    return document(str(title), str(note), parts)
+
+
+def write(file: str | os.PathLike[str], title: str, *parts: Part, note: str = "") -> Path:
+    """Writes the page to a file, whole or not at all; it opens in any browser, from the disk, without a network.
+
+    Args:
+      file: where to; its folder is made if it is not there.
+      title: what is to be seen.
+      parts: as for `html`.
+      note: a sentence below the title.
+
+    Returns:
+      The file.
+
+    Raises:
+      As `html`. OSError: the folder cannot be written to.
+
+    Memory: that of its text.
+
+    Source: a temporary file beside the target, then `os.replace`, which POSIX and Windows make atomic.
+
+    Example:
+      >>> import tempfile
+      >>> from jattn import page
+      >>> row = page.attention([[0.7, 0.3]], ["bank"], ["river", "money"])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     page.write(folder + "/bank.html", "bank", row).name
+      'bank.html'
+    """
+    file, text = Path(file), html(title, *parts, note=note)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
+        unfinished = Path(folder) / "new.html"
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, file)
+    return file
+
+
+def _scale(scale: float | None, D: int) -> float:
+    return float(scale) if scale is not None else 1 / float(np.sqrt(max(D, 1)))
+
+
+def _principal(points: np.ndarray) -> np.ndarray:
+    """The two directions in which points lie farthest apart; where there is but one, the other is empty."""
+    seen = points[np.isfinite(points).all(1)]
+    axes = (
+        np.linalg.svd(seen - seen.mean(0), full_matrices=False)[2][:2] if len(seen) else np.zeros((0, points.shape[1]))
+    )
+    return np.concatenate([axes, np.zeros((2 - len(axes), points.shape[1]))])

@@ -1,0 +1,459 @@
+"""The page, in a real browser: it fetches nothing, shows what it was given, and computes what jax.grad does."""
+# ruff: noqa: E501 (a message stands on one line, as it is read)
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from importlib import resources
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jattn
+from jattn import page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LABELS = ["river", "money", "the", "flows"]
+F, S, D, TARGET = 200, 4, 2, 0
+HOSTILE = ["</script><script>document.title='hit'</script>", "</script ", "<!--", "<img src=x onerror=alert(1)>", "👩‍👩‍👧 🏞️", "שלום",
+           "نهر", "", "'\"`&lt;", "\u2028\u202e", "\ud800"]  # fmt: skip
+LONG = [*HOSTILE, *(f"token{i}" for i in range(60 - len(HOSTILE)))]
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def descent(rate=0.4, moving=True):
+    """Gradient descent on −log p_target by its closed form, in NumPy."""
+    rng = np.random.default_rng(7)
+    q, k = np.array([0.3, -0.2]), rng.normal(size=(S, D))
+    made = {"q": [], "k": [], "weights": [], "loss": []}
+    for _ in range(F):
+        p = softmax(k @ q / np.sqrt(D))
+        for name, x in zip(made, (q, k, p, -np.log(p[TARGET])), strict=True):
+            made[name].append(x)
+        lead = np.eye(S)[TARGET] - p
+        q, k = q + rate * lead @ k / np.sqrt(D), k + moving * rate * np.outer(lead, q) / np.sqrt(D)
+    made = {name: np.array(x) for name, x in made.items()}
+    norms = np.linalg.norm(made["q"], axis=1)
+    cosines = {"k_river": (made["q"] * made["k"][:, 0]).sum(1), "max margin": norms}
+    return made | {"norm": norms, "margin": norms + 1, "p": made["weights"][:, TARGET], "cosines": cosines}
+
+
+RUN, FROZEN = descent(), descent(moving=False)
+VALUES, GOAL = np.random.default_rng(1).normal(size=(S, 3)), np.array([0.5, -0.2, 0.1])
+CONSERVED = {"Σ dk": (0.0, np.zeros(F)), "slips": (np.zeros(F), np.linspace(0, 1, F))}
+PARTS = (
+    page.run(FROZEN, LABELS, target=TARGET, rays={"max margin": [1.0, 0.5]}, conserved=CONSERVED, loss="−log p_river",
+             optimiser="gradient descent"),
+    page.run(RUN, LABELS, target=TARGET, loss="−log p_river", optimiser="Adam"),
+    page.run(FROZEN, LABELS, target=TARGET, values=VALUES, goal=GOAL, loss="½|out − goal|²",
+             optimiser="gradient descent"),
+)  # fmt: skip
+
+
+def whole(tokens=LONG):
+    """Every part on one page, with tokens that would break out if they could."""
+    n = len(tokens)
+    x = np.random.default_rng(2).normal(size=(n, 3))
+    steps = jattn.explain(*(jnp.asarray(x, jnp.float32),) * 3)
+    weights = np.array(steps.weights)
+    weights[3, 5] = np.nan
+    scaled = np.where(np.arange(n) > 50, -np.inf, steps.scaled)
+    row = page.attention(weights, tokens, tokens, scores=steps.scores, scaled=scaled, values=x, out=steps.out, keys=x,
+                         gains=np.random.default_rng(3).normal(size=(n, n)))  # fmt: skip
+    heads = page.heads(softmax(np.random.default_rng(4).normal(size=(2, 3, n, n))), tokens, tokens)
+    return page.html("All of it: <b>&", *PARTS, row, heads, note="a note </p>")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        sync_playwright = None
+    if sync_playwright is None or CHROMIUM is None:
+        wanting = "playwright" if sync_playwright is None else "chromium"
+        if os.environ.get("CI"):
+            pytest.fail(f"{wanting} must be installed where the changes are tested")
+        pytest.skip(f"{wanting} is not installed and could not be: apt-get install chromium; pip install -e '.[dev]'")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("pages")
+    (made / "whole.html").write_text(whole(), encoding="utf-8")
+    (made / "few.html").write_text(whole(LONG[:8]), encoding="utf-8")
+    page.write(made / "runs.html", "Runs", *PARTS)
+    return made
+
+
+@pytest.fixture
+def visit(chromium, folder):
+    """Opens a page of the folder; what it asks of the network or complains about stands in `.seen`."""
+    opened = []
+
+    def go(name="runs.html", **how):
+        context = chromium.new_context(**({"viewport": {"width": 1100, "height": 800}} | how))
+        opened.append(context)
+        view = context.new_page()
+        view.set_default_timeout(8000)
+        view.seen = []
+        url = (folder / name).as_uri()
+        view.on("request", lambda r: r.url in (url, "data:,") or view.seen.append(r.url))
+        view.on("console", lambda m: view.seen.append(m.text))
+        view.on("pageerror", lambda e: view.seen.append(str(e)))
+        view.goto(url)
+        return view
+
+    yield go
+    for context in opened:
+        context.close()
+
+
+def held(view, where, name):
+    return np.array(json.loads(view.locator(where).first.get_attribute(f"data-{name}")))
+
+
+def number(text):
+    return float(text.removeprefix("sum ").replace("−", "-"))
+
+
+def test_the_steps_the_pulls_and_the_heads_are_those_of_the_arrays(visit, folder):
+    text = (folder / "few.html").read_text(encoding="utf-8")
+    head = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])["parts"][3]
+    view, t = visit("few.html"), 5
+    view.locator(f"[data-row='{t}']").click()
+    steps = view.locator(".panel").filter(has_text="Every step of one row").locator("table")
+    rows = [[cell.strip() for cell in row.locator("td").all_text_contents()] for row in steps.locator("tbody tr").all()]
+    scaled = np.array(head["scaled"][t])
+    exps = np.exp(scaled - scaled.max())
+    for s, row in enumerate(rows):
+        shown = [number(x) for x in row[:4]]
+        want = [head["scores"][t][s], scaled[s], exps[s], head["weights"][t][s]]
+        np.testing.assert_allclose(shown, want, atol=6e-4)
+    assert number(steps.locator("tfoot td").nth(2).text_content()) == pytest.approx(exps.sum(), abs=6e-5)
+    view.get_by_role("button", name="1 scores").click()
+    assert len(steps.locator("tbody tr").first.locator("td").all()) == 1, "one step at a time"
+    p, a, k = np.array(head["weights"][t]), np.array(head["gains"][t]), np.array(head["keys"])
+    pulls = (p * (a - p @ a))[:, None] * k / np.sqrt(3)
+    reasons = view.locator("table[data-pulls]").nth(1)
+    np.testing.assert_allclose(json.loads(reasons.get_attribute("data-pulls")), pulls, atol=1e-12)
+    np.testing.assert_allclose(json.loads(reasons.get_attribute("data-total")), pulls.sum(0), atol=1e-12)
+
+    heads = softmax(np.random.default_rng(4).normal(size=(2, 3, 8, 8)))
+    button = view.locator("[data-head='1,2']")
+    assert button.get_attribute("aria-label").endswith(f"{heads[1, 2].max():.3f}")
+    button.click()
+    arcs = view.locator(".panel").filter(has_text="The arcs of layer 1, head 2")
+    assert arcs.locator("svg path").count() == (heads[1, 2].astype(np.float32) >= 0.02).sum()
+    strongest = [float(x) for x in arcs.locator("tbody td:last-child").all_text_contents()]
+    np.testing.assert_allclose(strongest, np.sort(heads[1, 2].ravel())[::-1][:8], atol=6e-4)
+    view.select_option("#arcs-of", "3")
+    assert arcs.locator("svg path").count() == (heads[1, 2, 3] >= 0.02).sum()
+    assert view.seen == []
+
+
+def until(view, what):
+    """Waits for an expression; a page under this policy lets nobody compile one inside it."""
+    for _ in range(160):
+        if view.evaluate(what):
+            return
+        view.wait_for_timeout(50)
+    raise AssertionError(f"never came true: {what}")
+
+
+def at_frame(view, k):
+    view.locator("#frame").evaluate("(x, k) => { x.value = k; x.dispatchEvent(new Event('input')); }", k)
+
+
+def test_nothing_is_asked_of_any_network_and_nothing_goes_wrong(visit, folder):
+    view = visit("whole.html")
+    view.locator("[data-row='4']").click()
+    view.locator("[data-head='1,2']").click()
+    at_frame(view, 150)
+    assert view.seen == []
+    text = (folder / "whole.html").read_text(encoding="utf-8")
+    planted = text.replace("</main>", '<img src="https://example.org/x.png" alt=""></main>')
+    (folder / "planted.html").write_text(planted.replace("img-src data:", "img-src https:"), encoding="utf-8")
+    assert any("example.org" in seen for seen in visit("planted.html").seen), "the control: a request would be seen"
+    (folder / "refused.html").write_text(planted, encoding="utf-8")
+    assert any("Content Security Policy" in seen for seen in visit("refused.html").seen), "and the policy forbids it"
+
+
+def test_the_policy_lets_in_what_was_inlined_and_nothing_else(folder):
+    text = (folder / "whole.html").read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1]
+    assert "<" not in re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert not re.search(r"""\b(src|href)="(?!data:,|#main)|@import|url\(|https?://(?!www\.w3\.org)""", text)
+
+
+@pytest.mark.parametrize("k", [0, 57, 199])
+def test_the_slider_at_frame_k_shows_the_trajectory_at_k(visit, k):
+    for loss, optimiser, run in (("−log p_river", "Adam", RUN), ("−log p_river", "gradient descent", FROZEN)):
+        view = visit()
+        view.select_option("#optimiser", optimiser)
+        assert view.locator("#loss").input_value() == loss
+        at_frame(view, k)
+        np.testing.assert_array_equal(held(view, "#arrow", "q"), run["q"][k])
+        np.testing.assert_array_equal(held(view, "table.map", "weights"), run["weights"][k])
+        assert float(view.locator("#arrow").get_attribute("data-loss")) == pytest.approx(run["loss"][k], abs=1e-12)
+        cells = view.locator("table.map").first.locator("tbody td:not(.entropy)").all_text_contents()
+        assert cells == [f"{w:.3f}" for w in run["weights"][k]]
+        assert view.locator("#player output").text_content() == f"step {k} of 199"
+        readings = view.locator(".charts .chart p").all_text_contents()
+        assert f"{run['norm'][k]:.3f}" in readings
+        assert view.seen == []
+
+
+def gradient(loss):
+    return jax.jit(jax.vmap(jax.grad(loss)))
+
+
+def cross_entropy(q):
+    return -jattn.log_softmax(jattn.explain(q[None], jnp.asarray(FROZEN["k"][0]), jnp.zeros((S, 1))).scaled[0])[TARGET]
+
+
+def missing(q):
+    out = jattn.attention(q[None], jnp.asarray(FROZEN["k"][0]), jnp.asarray(VALUES))[0]
+    return jnp.sum((out - jnp.asarray(GOAL)) ** 2) / 2
+
+
+@pytest.mark.parametrize(("label", "loss"), [("−log p_river", cross_entropy), ("½|out − goal|²", missing)])
+def test_the_dragged_arrow_is_what_jax_differentiates(visit, x64, label, loss):
+    view, rng = visit(), np.random.default_rng(5)
+    view.select_option("#loss", label)
+    plane = view.locator(".panel").filter(has=view.locator("#arrow")).locator("svg[role=group]")
+    grip, box = plane.locator(".handle .halo"), plane.bounding_box()
+    q, arrows, sums = [], [], []
+    start = grip.bounding_box()
+    view.mouse.move(start["x"] + 8, start["y"] + 8)
+    view.mouse.down()
+    for x, y in rng.uniform(0.03, 0.97, (20, 2)):
+        view.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        q.append(held(view, "#arrow", "q"))
+        arrows.append(held(view, "#arrow", "arrow"))
+        sums.append(held(view, "table[data-pulls]", "pulls").sum(0))
+    view.mouse.up()
+    assert np.ptp(q, axis=0).min() > 0.5, "the query did follow the pointer"
+    want = -np.array(gradient(loss)(jnp.array(q)))
+    np.testing.assert_allclose(arrows, want, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(sums, want, rtol=0, atol=1e-6)
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(np.array(arrows) + 2e-6, want, rtol=0, atol=1e-6)
+    view.get_by_role("button", name="Back to the path").click()
+    np.testing.assert_array_equal(held(view, "#arrow", "q"), FROZEN["q"][0])
+
+
+REACHABLE = "button:not(:disabled), select, input, a[href], [tabindex='0']"
+
+
+def test_the_keyboard_reaches_everything(visit):
+    view = visit()
+    total = view.evaluate(
+        f'[...document.querySelectorAll("{REACHABLE}")].filter(e => e.checkVisibility()).map((e, i) => (e.dataset.n = i)).length'
+    )
+    reached = set()
+    for _ in range(total + 2):
+        view.keyboard.press("Tab")
+        reached.add(view.evaluate("document.activeElement.dataset.n ?? null"))
+    assert reached - {None} == {str(i) for i in range(total)}
+    assert total > 25
+
+
+def test_a_walk_with_the_keyboard_alone(visit):
+    view = visit()
+    tokens = view.locator("button.token")
+    tokens.nth(1).focus()
+    view.keyboard.press("Enter")
+    assert tokens.nth(1).get_attribute("aria-pressed") == "true"
+    assert view.evaluate("document.activeElement.dataset.token") == "1", "the focus stays where it was"
+    pull = held(view, "table[data-pulls]", "pulls")[1]
+    shown = view.locator("table[data-pulls]").locator("xpath=ancestor::div[1]/following-sibling::p").text_content()
+    assert f"{pull[0]:.4f}".replace("-", "−") in shown
+    view.locator("#frame").focus()
+    for press, frame in (("ArrowRight", 1), ("End", 199), ("ArrowLeft", 198), ("Home", 0)):
+        view.keyboard.press(press)
+        np.testing.assert_array_equal(held(view, "#arrow", "q"), FROZEN["q"][frame])
+    view.locator(".handle").focus()
+    view.keyboard.press("ArrowRight")
+    view.keyboard.press("Shift+ArrowUp")
+    moved = held(view, "#arrow", "q") - FROZEN["q"][0]
+    assert moved[0] > 5 * moved[1] > 0
+    assert view.evaluate("document.activeElement.classList.contains('handle')")
+    view.keyboard.press("Escape")
+    np.testing.assert_array_equal(held(view, "#arrow", "q"), FROZEN["q"][0])
+    view.locator("#q0").fill("1.25")
+    np.testing.assert_array_equal(held(view, "#arrow", "q"), [1.25, float(f"{FROZEN['q'][0][1]:.6g}")])
+    view.get_by_role("button", name="Play").focus()
+    view.keyboard.press("Enter")
+    until(view, "Number(document.getElementById('frame').value) > 3")
+    view.keyboard.press("Enter")
+    assert view.get_by_role("button", name="Play").count() == 1
+    assert view.seen == []
+
+
+def test_with_reduced_motion_play_shows_stills(visit):
+    for motion in ("reduce", "no-preference"):
+        view = visit(reduced_motion=motion)
+        at_frame(view, 60)  # in log time the frames then follow each other fast
+        view.evaluate(
+            "window.n = 0; new MutationObserver(() => n++).observe(document.querySelector('#player output'), "
+            "{ childList: true })"
+        )
+        view.get_by_role("button", name="Play").click()
+        if motion == "reduce":
+            view.wait_for_timeout(1000)
+            assert 1 <= view.evaluate("n") <= 3
+        else:
+            until(view, "n > 5")
+
+
+def saved(view, name):
+    with view.expect_download() as caught:
+        view.get_by_role("button", name=name).first.click()
+    return caught.value.path().read_text(encoding="utf-8")
+
+
+def test_the_saved_view_parses_and_opens_again(visit, folder):
+    view = visit("whole.html")
+    at_frame(view, 57)
+    for name in ("Save the view as SVG", "Save “Training time” as SVG"):
+        text = saved(view, name)
+        root = ET.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "var(" not in text, "every colour is resolved"
+        (folder / "saved.svg").write_text(text, encoding="utf-8")
+        again = visit("saved.svg")
+        assert again.seen == []
+        shown = again.evaluate("[...document.querySelectorAll('text')].map(t => t.textContent).join(' ')")
+        assert f"{FROZEN['norm'][57]:.3f}" in shown
+        assert again.evaluate("document.querySelectorAll('path').length") > 8
+
+
+def test_the_saved_data_are_the_data(visit):
+    view = visit("whole.html")
+    data = json.loads(saved(view, "Save all data as JSON"))
+    np.testing.assert_array_equal(data["parts"][1]["k"], RUN["k"])
+    assert data["parts"][3]["rows"] == LONG
+    assert data["parts"][3]["weights"][3][5] is None
+    rows = list(csv.DictReader(io.StringIO(saved(view, "Save the run as CSV"))))
+    assert [int(row["frame"]) for row in rows] == list(range(F))
+    np.testing.assert_array_equal([[float(r["q_1"]), float(r["q_2"])] for r in rows], FROZEN["q"])
+    np.testing.assert_array_equal([[float(r[f"weight {x}"]) for x in LABELS] for r in rows], FROZEN["weights"])
+    np.testing.assert_array_equal([float(r["cosines k_river"]) for r in rows], FROZEN["cosines"]["k_river"])
+    rows = list(csv.DictReader(io.StringIO(saved(view, "Save the weights as CSV"))))
+    assert len(rows) == 60 * 60 * 7
+    assert rows[0]["query token"] == HOSTILE[0]
+    assert rows[185]["weight"] == "NaN"
+
+
+def test_tokens_are_shown_letter_by_letter_and_run_nothing(visit):
+    view = visit("whole.html")
+    assert view.title() == "All of it: <b>&"
+    shown = view.locator("table.map").nth(1).locator("tbody th").all_text_contents()
+    safe = [token or "∅" for token in LONG]
+    safe[LONG.index("\ud800")] = "\ufffd"
+    assert [s.encode("utf-8", "replace").decode().replace("?", "\ufffd") for s in shown] == safe
+    assert view.locator("main script, main img").count() == 0
+    assert "NaN" in view.locator("table.map").nth(1).locator("tbody tr").nth(3).locator("td").all_text_contents()
+    view.locator("[data-row='3']").click()
+    assert view.seen == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(visit, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright") if not os.environ.get("CI") else None
+    if axe is None:
+        from axe_playwright_python import sync_playwright as axe
+    view = visit("few.html", color_scheme=scheme)
+    assert view.evaluate("document.documentElement.dataset.theme") == scheme
+    found = axe.Axe().run(view)
+    assert found.violations_count == 0, found.generate_report()
+    view.evaluate("document.querySelector('#note').style.color = '#777777'")
+    view.evaluate("document.querySelector('#frame').removeAttribute('aria-label')")
+    found = axe.Axe().run(view)
+    assert {v["id"] for v in found.response["violations"]} >= {"label", "color-contrast"}, "the control"
+
+
+def test_at_320_pixels_nothing_scrolls_sideways(visit):
+    view = visit("whole.html", viewport={"width": 320, "height": 640})
+    sideways = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert view.evaluate(sideways) == 0
+    cut = "[...document.querySelectorAll('h1, h2, h3, p, button, svg, label')].filter(e => e.checkVisibility() && !e.closest('.scroll, .overview, .skip, .hidden') && e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 80))"
+    assert view.evaluate(cut) == []
+    view.evaluate("document.querySelector('h1').style.width = '400px'")
+    assert view.evaluate(sideways) > 0, "the control"
+
+
+def test_a_run_of_four_tokens_and_200_frames_is_small():
+    text = page.html("run", page.run(RUN, LABELS, target=TARGET, conserved=CONSERVED, rays={"max margin": RUN["q"]}))
+    assert len(text.encode()) <= 300_000
+
+
+def test_a_page_is_written_whole_and_is_the_same_twice(tmp_path, monkeypatch):
+    first = page.write(tmp_path / "a" / "run.html", "run", PARTS[0]).read_bytes()
+    assert first == page.write(tmp_path / "b.html", "run", PARTS[0]).read_bytes()
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        page.write(tmp_path / "a" / "run.html", "other", PARTS[0])
+    assert (tmp_path / "a" / "run.html").read_bytes() == first
+    assert os.listdir(tmp_path / "a") == ["run.html"]
+
+
+def test_what_the_page_is_made_of_is_shipped():
+    from jattn.page import _document
+
+    folder = resources.files("jattn.page")
+    assert all((folder / name).is_file() for name in ("template.html", "page.css", *_document._SCRIPTS))
+
+
+def test_any_width_has_a_plane_and_nothing_at_all_is_a_page():
+    rng = np.random.default_rng(0)
+    for width in (1, 3, 5):
+        run = {"q": rng.normal(size=(2, width)), "k": rng.normal(size=(3, width)), "weights": np.full((2, 3), 1 / 3)}
+        plane = page.run(run, list("abc"), target=1).data["plane"]
+        assert plane.shape == (2, width)
+        np.testing.assert_allclose(plane @ plane.T, np.diag([1.0, width > 1]), atol=1e-12)
+    assert "parts" in page.html("nothing")
+
+
+ARRAYS = {"q": np.zeros((2, 2)), "k": np.zeros((3, 2)), "weights": np.full((2, 3), 1 / 3)}
+NAMES = ["a", "b", "c"]
+REFUSED = [
+    (lambda: page.run(ARRAYS, NAMES, target=3), ValueError, "run: target must name a key, got target 3 and S 3. Count from 0."),
+    (lambda: page.run(ARRAYS, NAMES, target=-1), ValueError, "run: target must be at least 0, got target -1. Pass a Python int of at least 0."),
+    (lambda: page.run(ARRAYS, NAMES, target=0, values=np.zeros((3, 1))), ValueError, "run: values and goal must be given together, got no goal. Give both or neither."),
+    (lambda: page.run(ARRAYS, NAMES, target=0, plane=np.eye(3)), ValueError, "run: plane must have the shape [2, D], got plane [3, 3]. Here that is [2, 2]: draw one head and two dimensions at a time."),
+    (lambda: page.run({"q": 1}, NAMES, target=0), TypeError, "run: run must hold q, k and weights, got run of type dict with q. Pass a mapping, or an object with these attributes."),
+    (lambda: page.run(3, NAMES, target=0), TypeError, "run: run must hold q, k and weights, got run of type int. Pass a mapping, or an object with these attributes."),
+    (lambda: page.run(ARRAYS | {"q": np.zeros((0, 2))}, NAMES, target=0), ValueError, "run: run must have at least one frame, got run.q [0, 2]. Record the start."),
+    (lambda: page.run(ARRAYS | {"steps": [1, 1]}, NAMES, target=0), ValueError, "run: run.steps must increase, got run.steps in another order. Sort the frames by step."),
+    (lambda: page.run(ARRAYS, NAMES, target=0, conserved=3), TypeError, "run: conserved must map each quantity to (predicted, measured), got conserved of type int. Pass a mapping."),
+    (lambda: page.run(ARRAYS, NAMES, target=0, conserved={"a": 1}), TypeError, "run: conserved['a'] must be (predicted, measured), got conserved['a'] of type int. Give both, in this order."),
+    (lambda: page.heads(np.zeros(3), NAMES, NAMES), ValueError, "heads: weights must have the axes [T, S], [H, T, S] or [L, H, T, S], got weights [3]. Take the batch apart first."),
+    (lambda: page.html("x", "y"), TypeError, "html: parts must be parts of a page, got parts of type str. Make each with page.attention, page.heads or page.run."),
+    (lambda: page.html("x", *[page.heads(np.ones((1, 1)), ["a"], ["b"])] * 2), ValueError, "html: a page shows heads once, got parts with two heads. Write two pages."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_refusals(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
