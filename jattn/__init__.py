@@ -6,10 +6,11 @@ explain                 every intermediate: scores → scaled → weights → ou
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
 masks                   whether a query and a key meet
+scores                  what a meeting is worth
 reference               the definition, dense, on one page
 """
 
-from jattn import masks, reference
+from jattn import masks, reference, scores
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
 from jattn.door import attention, explain, weights_of
@@ -27,6 +28,7 @@ __all__ = [
     "masks",
     "merge",
     "reference",
+    "scores",
     "softmax",
     "weights_of",
 ]

@@ -25,10 +25,13 @@ ALL = [
     "masks",
     "merge",
     "reference",
+    "scores",
     "softmax",
     "weights_of",
 ]
-MASKS = ["causal", "dense", "lengths", "to_dense", "window"]
+MASKS = ["blocks", "causal", "chunked", "dense", "dilated", "empty", "full", "lengths", "picture", "prefix", "segments"]
+MASKS += ["to_dense", "where", "window"]
+SCORES = ["alibi", "alibi_slopes", "bucket", "compose", "distance_bias", "relative_bias", "soft_cap", "temperature"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
 
 
@@ -43,7 +46,7 @@ def public_functions():
     spaces = {"jattn": jattn} | {f"jattn.{n}": m for n in jattn.__all__ if inspect.ismodule(m := getattr(jattn, n))}
     for space, module in spaces.items():
         for name, f in vars(module).items():
-            here = module is jattn or getattr(f, "__module__", "") == module.__name__
+            here = module is jattn or getattr(f, "__module__", "").startswith(module.__name__)
             if inspect.isfunction(f) and here and not name.startswith("_"):
                 yield f"{space}.{name}", f
 
@@ -58,6 +61,7 @@ def test_the_names_are_these():
 
 def test_the_functions_that_are_documented_are_all_of_them():
     wanted = {f"jattn.{n}" for n in ALL if inspect.isfunction(getattr(jattn, n))}
+    wanted |= {f"jattn.scores.{n}" for n in SCORES}
     wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
     assert set(FUNCTIONS) == wanted
 
