@@ -46,7 +46,7 @@ jax.tree_util.register_pytree_node(Counting, lambda c: ((), c), lambda c, _: c)
 
 def visited(mask: masks.Mask) -> int:
     """The tiles that attention computes under a mask."""
-    x, counting = jnp.ones((N, 2)), Counting()
+    x, counting = jnp.ones((N, 2), jnp.float32), Counting()
     jax.block_until_ready(jattn.attention(x, x, x, mask=mask, score=counting, tile=(TILE, TILE)))
     return counting.tiles
 
@@ -69,7 +69,8 @@ def compute(args: argparse.Namespace) -> dict:
                      "dense": pairs})  # fmt: skip
     at = np.arange(N, dtype=np.int32)
     made = {
-        code: jax.vmap(jax.vmap(f, (None, None, 0)), (None, 0, None))(0.0, at, at) for code, f in every_score().items()
+        code: jax.vmap(jax.vmap(f, (None, None, 0)), (None, 0, None))(jnp.zeros(()), at, at)
+        for code, f in every_score().items()
     }
     try:
         files = figures.save(draw(rows, made), args.out / "masks_and_scores", kinds=("png",))
@@ -84,7 +85,7 @@ def show(console: Console, r: dict) -> None:
     _cli.title(console, f"{N} queries and keys, {r['tiles']} tiles of {TILE} × {TILE}")
     rows = [[m["mask"], f"{m['pairs']:.1%}", str(m["hold"]), str(m["visited"]),
              str(m["whole"]), str(int((np.array(m["told"]) == 2).sum()))] for m in r["masks"]]  # fmt: skip
-    heads = ["mask", "pairs\nthat meet", "tiles that\nhold one", "visited", "tiles where\nall meet", "left\nunmasked"]
+    heads = ["mask", "pairs\nthat meet", "tiles that\nhold one", "visited", "tiles where\nall meet", "not\nmasked"]
     console.print(_cli.table(heads, rows))
     more = [m for m in r["masks"] if m["visited"] > m["hold"]]
     fine = next(m for m in r["masks"] if m["mask"].startswith("dilated"))
@@ -94,7 +95,7 @@ def show(console: Console, r: dict) -> None:
         f" it visits {next(m['visited'] for m in more)} tiles where {next(m['hold'] for m in more)} hold a pair; as"
         " blocks(...) the same pairs would cost what they hold."
     )
-    _cli.title(console, "What each score adds to a score of 0, for the query at position 0 and keys 0, 1, 2, 8, 64")
+    _cli.title(console, "What each score makes of 0, for the query at position 0 and keys 0, 1, 2, 8, 64")
     picked = [[code, *_cli.numbers([x[s] for s in (0, 1, 2, 8, 64)], 2)] for code, x in r["scores"].items()]
     console.print(_cli.table(["score", "0", "1", "2", "8", "64"], picked))
     console.print("\nThe sheet: " + ", ".join(r["pictures"]), soft_wrap=True)

@@ -249,6 +249,12 @@ def route(plan: Plan, x: Operands) -> Route:
     return Route(plan, (np.argwhere(may & must), np.argwhere(may & ~must)), None)
 
 
+def routes_differ(plan: Plan, mapped: Operands) -> bool:
+    """Whether examples visit different tiles, given which of their operands differ."""
+    of_route = (mapped.mask, mapped.q_positions, mapped.k_positions)
+    return plan.nq * plan.nk > 1 and mapped.mask is not None and any(jax.tree.leaves(of_route))
+
+
 def _spans(length: int, tile: int, n: int, positions: jax.Array | None, axis: int) -> Spans:
     """The tiles of an axis, down (0) or across (1)."""
     first = np.arange(n, dtype=np.int32) * tile
