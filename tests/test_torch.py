@@ -14,7 +14,7 @@ from jattn import masks, scores
 
 torch = pytest.importorskip("torch")
 
-SIZES = [(13, 13, 5, 3), (67, 67, 7, 7), (131, 131, 3, 5)]
+SIZES = [(13, 13, 5, 3), (67, 67, 7, 7)]
 ULPS = 512 * float(np.finfo(np.float64).eps)
 
 
