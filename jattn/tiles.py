@@ -250,9 +250,13 @@ def route(plan: Plan, x: Operands) -> Route:
 
 
 def routes_differ(plan: Plan, mapped: Operands) -> bool:
-    """Whether examples visit different tiles, given which of their operands differ."""
+    """Whether examples visit different tiles, given which of their operands differ.
+
+    Not asked of few queries, which run side by side whatever they visit (`Plan.bytes`).
+    """
     of_route = (mapped.mask, mapped.q_positions, mapped.k_positions)
-    return plan.nq * plan.nk > 1 and mapped.mask is not None and any(jax.tree.leaves(of_route))
+    several = plan.nq * plan.nk > 1 and plan.bytes > 0
+    return several and mapped.mask is not None and any(jax.tree.leaves(of_route))
 
 
 def _spans(length: int, tile: int, n: int, positions: jax.Array | None, axis: int) -> Spans:
