@@ -46,12 +46,13 @@ MASKS = {
     "not causal": (lambda T: ~masks.causal() | masks.window(2), lambda T: lambda b, h, t, s: (t < s) | (t - s <= 2)),
 }
 W = normal(9, seed=8)
+W_TORCH = torch.tensor(W)
 SCORES = {  # score_mod(score, batch, head, query, key)
     "soft_cap": (scores.soft_cap(2.0), lambda a, b, h, t, s: 2 * torch.tanh(a / 2)),
     "alibi": (scores.alibi(0.5), lambda a, b, h, t, s: a - 0.5 * abs(t - s)),
     "distance_bias": (
         scores.distance_bias(W),
-        lambda a, b, h, t, s: a + torch.tensor(W)[torch.clamp(s - t, -4, 4) + 4],
+        lambda a, b, h, t, s: a + W_TORCH[torch.clamp(s - t, -4, 4) + 4],
     ),
     "compose": (
         scores.compose(scores.temperature(2.0), scores.alibi(0.5)),
