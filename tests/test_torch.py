@@ -48,14 +48,14 @@ MASKS = {
 W = normal(9, seed=8)
 W_TORCH = torch.tensor(W)
 SCORES = {  # score_mod(score, batch, head, query, key)
-    "soft_cap": (scores.soft_cap(2.0), lambda a, b, h, t, s: 2 * torch.tanh(a / 2)),
-    "alibi": (scores.alibi(0.5), lambda a, b, h, t, s: a - 0.5 * abs(t - s)),
+    "soft_cap": (lambda: scores.soft_cap(2.0), lambda a, b, h, t, s: 2 * torch.tanh(a / 2)),
+    "alibi": (lambda: scores.alibi(0.5), lambda a, b, h, t, s: a - 0.5 * abs(t - s)),
     "distance_bias": (
-        scores.distance_bias(W),
+        lambda: scores.distance_bias(W),
         lambda a, b, h, t, s: a + W_TORCH[torch.clamp(s - t, -4, 4) + 4],
     ),
     "compose": (
-        scores.compose(scores.temperature(2.0), scores.alibi(0.5)),
+        lambda: scores.compose(scores.temperature(2.0), scores.alibi(0.5)),
         lambda a, b, h, t, s: a / 2 - 0.5 * abs(t - s),
     ),
 }
@@ -108,7 +108,8 @@ def test_a_mask_is_what_pytorch_makes_of_it(name):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_is_what_pytorch_makes_of_it(name):
-    score, rule = SCORES[name]
+    make, rule = SCORES[name]
+    score = make()
     for size in SIZES:
         *x, w = arrays(*size)
         got = ours(x, w, score=score)

@@ -195,7 +195,15 @@ DEAR = {"third order", "hessian", "checkpoint"}
 IN_FULL = {"nothing", "lengths, traced", "bias for all queries", "learned score", "everything"}
 
 
+# Of masks and scores that are values the program has the parts that the others have: they are asked the most telling.
+IN_BRIEF = {"prefix", "segments, traced", "chunked and dilated", "blocks", "where"}
+IN_BRIEF |= {"relative bias", "distance bias", "soft cap and alibi", "temperature"}
+TELLING = {"value", "grad", "linearize", "jvp of grad", "grad of grad", "vmap of grad"}
+
+
 def asked(name):
+    if name in IN_BRIEF:
+        return {n: TRANSFORMS[n] for n in TRANSFORMS if n in TELLING}
     return {n: transform for n, transform in TRANSFORMS.items() if n not in DEAR or name in IN_FULL}
 
 
