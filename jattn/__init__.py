@@ -7,10 +7,11 @@ merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
 flow                    the gradient: closed forms, paths of optimisers, what they obey
 masks                   whether a query and a key meet
+scores                  what a meeting is worth
 reference               the definition, dense, on one page
 """
 
-from jattn import flow, masks, reference
+from jattn import flow, masks, reference, scores
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
 from jattn.door import attention, explain, weights_of
@@ -29,6 +30,7 @@ __all__ = [
     "masks",
     "merge",
     "reference",
+    "scores",
     "softmax",
     "weights_of",
 ]

@@ -163,16 +163,24 @@ def _positions(where: str, side: str, length: int, given: Any) -> jax.Array | No
     return x.astype(jnp.int32)  # signed: unsigned positions would wrap where two are subtracted
 
 
+def takes(where: str, name: str, f: Any, n: int, remedy: str) -> None:
+    """Refuses what is not a function of n scalars."""
+    if not callable(f):
+        fail(TypeError, where, f"{name} must be a function", remedy, **{name: f"of type {type(f).__name__}"})
+    try:
+        inspect.signature(f).bind(*range(n))
+    except ValueError:  # some that are written in C do not say what they take
+        return
+    except TypeError:
+        got = f"with the arguments {inspect.signature(f)}"
+        words = {2: "two", 3: "three", 4: "four"}
+        fail(TypeError, where, f"{name} must take {words[n]} scalars", remedy, **{name: got})
+
+
 def score_looks_at_positions(where: str, score: Any, dtype: Any) -> bool:
     """Whether a score makes use of either position, read off its jaxpr; refuses what is not a score."""
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
-    if not callable(score):
-        fail(TypeError, where, "score must be a function", remedy, score=f"of type {type(score).__name__}")
-    try:
-        inspect.signature(score).bind(0, 0, 0)
-    except TypeError:
-        got = f"with the arguments {inspect.signature(score)}"
-        fail(TypeError, where, "score must take three scalars", remedy, score=got)
+    takes(where, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     jaxpr = jax.make_jaxpr(score)(x, i, i)
     out = jaxpr.out_avals

@@ -45,6 +45,10 @@ class Walkable:
         """The operands that the function is jointly linear in."""
         return frozenset()
 
+    def apart(self, mapped: tuple[bool, ...]) -> bool:
+        """Whether examples that differ in these operands do different work: side by side each would do all of it."""
+        return False
+
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         raise NotImplementedError
 
@@ -197,6 +201,8 @@ class Mapped(Walkable):
     @property
     def group(self) -> int:
         """How many examples run side by side."""
+        if self.fun.apart(self.mapped) and jax.default_backend() == "cpu":
+            return 1
         return max(1, min(self.size, _budget() // max(1, self.fun.bytes)))
 
     @property
@@ -206,6 +212,9 @@ class Mapped(Walkable):
     @property
     def linear(self) -> frozenset[int]:
         return self.fun.linear
+
+    def apart(self, mapped: tuple[bool, ...]) -> bool:
+        return self.fun.apart(mapped)
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         return self._over(self.fun, xs)

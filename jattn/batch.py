@@ -107,7 +107,7 @@ def dot_product_attention(
     per_head: dict[str, _Mapped] = {}
     shared = mask if isinstance(mask, Mask) else None
     if shared is not None:
-        shared.fits(_WHERE, T, S)
+        shared.fits(_WHERE, T, S, q_positions is not None or k_positions is not None)
     if mask is not None and shared is None:
         per_head["mask"] = _pairs("mask", _checks.booleans(_WHERE, "mask", mask), (B, N, T, S), K)
     if bias is not None:

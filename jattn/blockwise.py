@@ -12,7 +12,19 @@ import jax.numpy as jnp
 
 from jattn._numerics import below, finite_or_zero, set_aside
 from jattn._walk import Walkable
-from jattn.tiles import Plan, dropped, logits, meeting, over_keys, over_queries, padded, route, rows, tile_of
+from jattn.tiles import (
+    Plan,
+    dropped,
+    logits,
+    meeting,
+    over_keys,
+    over_queries,
+    padded,
+    route,
+    routes_differ,
+    rows,
+    tile_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +41,9 @@ class Fold(Walkable):
     @property
     def bytes(self) -> int:
         return self.plan.bytes
+
+    def apart(self, mapped: tuple[bool, ...]) -> bool:
+        return routes_differ(self.plan, jax.tree.unflatten(self.tree, mapped))
 
     def __call__(self, *leaves: jax.Array) -> list[jax.Array]:
         plan = self.plan

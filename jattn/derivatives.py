@@ -42,6 +42,9 @@ class _Pass(Walkable):
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         return self.run(sum_by_rows, *xs)
 
+    def apart(self, mapped: tuple[bool, ...]) -> bool:
+        return tiles.routes_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))
+
     def smooth(self, *xs: jax.Array) -> list[jax.Array]:
         return self.run(sum_by_tiles, *xs)
 

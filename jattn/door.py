@@ -10,8 +10,9 @@ from typing import Any, Literal, overload
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks, masks, reference
+from jattn import _checks, masks, reference, scores
 from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
+from jattn._values import Closed, close
 from jattn._walk import walk
 from jattn.blockwise import Fold
 from jattn.derivatives import Tangents
@@ -183,22 +184,38 @@ class _Attend(Fold):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Closed:
-    """A score as a function of what it captured and of three scalars."""
+class _Mapped:
+    """A score that is any function of scalars, as one of what it captured and of a tile."""
 
-    jaxpr: Any
-    dtype: Any
+    closed: Closed
 
-    def __call__(self, captured: Any, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-        (out,) = jax.core.eval_jaxpr(self.jaxpr, captured, score, t, s)
-        return out.astype(self.dtype)
+    def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array, keys_first: bool) -> jax.Array:
+        def score(x: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+            return self.closed(captured, x, t, s)[0].astype(x.dtype)
+
+        inner, outer = ((0, None, 0), (0, 0, None)) if not keys_first else ((0, 0, None), (0, None, 0))
+        return jax.vmap(jax.vmap(score, inner), outer)(tile, t, s)
 
 
-def _close(score: Score, dtype: Any) -> tuple[_Closed, tuple[jax.Array, ...]]:
-    """The score with the arrays that it closes over made arguments, so that they have their derivatives."""
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """A score of this library, without its arrays: it takes a tile as it is."""
+
+    tree: Any
+
+    def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array, keys_first: bool) -> jax.Array:
+        t, s = (t[None, :], s[:, None]) if keys_first else (t[:, None], s[None, :])
+        return jax.tree.unflatten(self.tree, captured)(tile, t, s).astype(tile.dtype)
+
+
+def _close(score: Score, dtype: Any) -> tuple[Any, tuple[jax.Array, ...]]:
+    """The score as a hashable function of the arrays that it closes over, and these, so that they have derivatives."""
+    if isinstance(score, scores.Score):
+        leaves, tree = jax.tree.flatten(score)
+        return _Whole(tree), tuple(map(jnp.asarray, leaves))
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
-    closed = jax.make_jaxpr(score)(x, i, i)
-    return _Closed(closed.jaxpr, dtype), tuple(map(jnp.asarray, closed.consts))
+    closed, captured, _ = close(score, x, i, i)
+    return _Mapped(closed), captured
 
 
 def explain(
@@ -268,7 +285,7 @@ def _options(
             allowed = _checks.booleans(where, "mask", mask)
             _checks.broadcastable(where, "mask", allowed, (T, S), "[T, S]")
             mask = masks.dense(jnp.atleast_2d(allowed))
-        mask.fits(where, T, S)
+        mask.fits(where, T, S, q_positions is not None or k_positions is not None)
     if bias is not None:
         bias = _checks.bias(where, bias)
         _checks.broadcastable(where, "bias", bias, (T, S), "[T, S]")
@@ -408,6 +425,10 @@ def weights_of(
 def seekers(where: str, mask: Mask | None, score: Score | None, dtype: Any) -> tuple[str, ...]:
     """Which of the two arguments compare positions of q and k; refuses a score that is not a score."""
     names = [] if mask is None or not mask.looks_at_positions else ["mask"]
-    if score is not None and _checks.score_looks_at_positions(where, score, dtype):
+    if isinstance(score, scores.Score):
+        looks = score.looks_at_positions
+    else:
+        looks = score is not None and _checks.score_looks_at_positions(where, score, dtype)
+    if looks:
         names.append("score")
     return tuple(names)

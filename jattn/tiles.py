@@ -8,7 +8,6 @@ every pair is never visited, and one whose mask lets every pair meet is not mask
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -184,9 +183,7 @@ def worth(
         t, s = (
             _rows(n, m, p).positions for n, m, p in ((plan.q_tile, i, x.q_positions), (plan.k_tile, j, x.k_positions))
         )
-        score = partial(plan.score, tile.captured)
-        inner, outer = ((0, None, 0), (0, 0, None)) if not keys_first else ((0, 0, None), (0, None, 0))
-        ell = jax.vmap(jax.vmap(score, inner), outer)(ell if met is None else jnp.where(met, ell, 0), t, s)
+        ell = plan.score(tile.captured, ell if met is None else jnp.where(met, ell, 0), t, s, keys_first)
     if tile.bias is not None:
         bias = tile.bias.T if keys_first else tile.bias
         ell = ell + (bias if met is None else jnp.where(met, bias, 0))
@@ -240,9 +237,8 @@ class Route:
 
 def route(plan: Plan, x: Operands) -> Route:
     """Asks the mask about every tile at once. `x` is padded."""
-    q = _spans(plan.T, plan.q_tile, plan.nq, x.q_positions)
-    k = _spans(plan.S, plan.k_tile, plan.nk, x.k_positions)
-    q, k = Spans(*(a[:, None] for a in q)), Spans(*(a[None, :] for a in k))
+    q = _spans(plan.T, plan.q_tile, plan.nq, x.q_positions, 0)
+    k = _spans(plan.S, plan.k_tile, plan.nk, x.k_positions, 1)
     may, must = (True, True) if x.mask is None else x.mask.verdict(q, k)
     must = must & (k.first + (plan.k_tile - 1) < plan.S)
     if isinstance(may, jax.Array) or isinstance(must, jax.Array):
@@ -253,13 +249,24 @@ def route(plan: Plan, x: Operands) -> Route:
     return Route(plan, (np.argwhere(may & must), np.argwhere(may & ~must)), None)
 
 
-def _spans(length: int, tile: int, n: int, positions: jax.Array | None) -> Spans:
+def routes_differ(plan: Plan, mapped: Operands) -> bool:
+    """Whether examples visit different tiles, given which of their operands differ.
+
+    Not asked of few queries, which run side by side whatever they visit (`Plan.bytes`).
+    """
+    of_route = (mapped.mask, mapped.q_positions, mapped.k_positions)
+    several = plan.nq * plan.nk > 1 and plan.bytes > 0
+    return several and mapped.mask is not None and any(jax.tree.leaves(of_route))
+
+
+def _spans(length: int, tile: int, n: int, positions: jax.Array | None, axis: int) -> Spans:
+    """The tiles of an axis, down (0) or across (1)."""
     first = np.arange(n, dtype=np.int32) * tile
-    last = np.minimum(first + tile, length) - 1
+    numbered = Spans.at(first, np.minimum(first + tile, length) - 1, axis)._replace(size=tile)
     if positions is None:
-        return Spans(first, last, first, last)
-    by_tile = positions.reshape(n, tile)  # padded with the last position, which changes neither end
-    return Spans(first, last, by_tile.min(1), by_tile.max(1))
+        return numbered
+    # Padded with the last position, which changes neither end.
+    return numbered._replace(lowest=numbered.of(positions, jnp.min), highest=numbered.of(positions, jnp.max))
 
 
 def over_keys(route: Route, i: Any, step: Callable[..., Any], carry: Any) -> Any:
@@ -267,10 +274,16 @@ def over_keys(route: Route, i: Any, step: Callable[..., Any], carry: Any) -> Any
     if route.verdict is not None:
         here: jax.Array = route.verdict[i]
         js = jnp.arange(route.plan.nk, dtype=jnp.int32)
-        start = jnp.min(jnp.where(here > 0, js, route.plan.nk))
-        stop = jnp.max(jnp.where(here > 0, js + 1, 0))
-        visits = [lambda c, j: c, lambda c, j: step(c, j, True), lambda c, j: step(c, j, False)]
-        return jax.lax.fori_loop(start, stop, lambda j, c: jax.lax.switch(here[j], visits, c, j), carry)
+        for kind, masked in ((2, False), (1, True)):
+            # From each tile the next one to visit: a branch inside the loop would copy the carry at every tile.
+            following = jax.lax.cummin(jnp.where(here == kind, js, route.plan.nk), reverse=True)
+
+            def visit(_: Any, at: Any, following: Any = following, masked: bool = masked) -> Any:
+                c, j = at[0], following[at[1]]
+                return step(c, j, masked), j + 1
+
+            carry, _ = jax.lax.fori_loop(0, jnp.sum(here == kind, dtype=jnp.int32), visit, (carry, jnp.int32(0)))
+        return carry
     assert route.lists is not None
     for tiles, masked in zip(route.lists, (False, True), strict=True):
         if len(tiles) == 0:

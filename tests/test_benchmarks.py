@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-FAST, MEMORY = "how_fast_is_attention", "how_much_memory"
+FAST, MEMORY, WORK = "how_fast_is_attention", "how_much_memory", "how_much_work_is_skipped"
 
 # Runs a benchmark with every result of ours a thousandth too large.
 PLANTED = """
@@ -75,7 +75,19 @@ def test_how_much_memory_writes_its_tables(tmp_path):
     assert [row[-1].split()[-1] for row in second[2:]] == ["equal", "equal"]
 
 
-@pytest.mark.parametrize("name", [FAST, MEMORY])
+def test_how_much_work_is_skipped_writes_its_tables(tmp_path):
+    status, out, progress = run(FOLDER / f"{WORK}.py", "--quick", "--only", "chunked", "--out", tmp_path)
+    assert status == 0, progress
+    numbers, page = written(tmp_path, WORK)
+    assert page.strip() == out.strip()
+    first, _ = tables(page)
+    assert [row["call"] for row in numbers["masks"]] == ["forward", "gradient"]
+    assert all(row["share"] == 0.125 and row["milliseconds"]["masked"]["median"] > 0 for row in numbers["masks"])
+    assert len(first) == 4
+    assert numbers["memory"]["bytes"] > 0
+
+
+@pytest.mark.parametrize("name", [FAST, MEMORY, WORK])
 def test_nothing_is_measured_where_a_result_differs(tmp_path, name):
     status, out, said = run("-c", PLANTED, FOLDER / f"{name}.py", FOLDER, "--quick", "--out", tmp_path)
     assert status == 1

@@ -12,6 +12,7 @@ FLOORS = {
     "_checks": 0,
     "_numerics": 0,
     "_walk": 0,
+    "_values": 0,
     "reference": 1,
     "_softmax": 1,
     "partials": 1,

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import S, T, assert_same, pairs, positions
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jattn
-from jattn import masks
+from jattn import masks, reference
 
 t, s = np.arange(T)[:, None], np.arange(S)[None, :]
 q_places, k_places = np.arange(T, dtype=np.int32) * 2 % 11 - 3, np.arange(S, dtype=np.int32) * 5 % 13 - 4
@@ -31,7 +31,42 @@ leaves = st.one_of(
     st.tuples(bounds, bounds)
     .filter(lambda n: n != (None, None))
     .map(lambda n: (masks.lengths(*n), (t < (T if n[0] is None else n[0])) & (s < (S if n[1] is None else n[1])))),
+    st.integers(0, 9).map(lambda n: (masks.prefix(n), (there < n) & (t == t))),
+    st.integers(1, 6).map(lambda n: (masks.chunked(n), here // n == there // n)),
+    st.integers(1, 6).map(lambda n: (masks.dilated(n), (here - there) % n == 0)),
+    st.sampled_from([(masks.full(), (t == t) & (s == s)), (masks.empty(), (t != t) & (s == s))]),
 )
+TABLES = {size: np.random.default_rng(size).random((-(-T // size), -(-S // size))) < 0.5 for size in (1, 3, 7)}
+IDS = {
+    "packed": (np.arange(T) // 4, np.arange(S) // 5),
+    "in no order": (np.arange(T) * 5 % 3, np.arange(S) * 7 % 4),
+    "far apart": (np.arange(T) // 6 * 2**20 - 7, np.arange(S) // 8 * 2**20 - 7),
+}
+
+
+def in_blocks(size):
+    i, j = here // size, there // size
+    n, m = TABLES[size].shape
+    return (i >= 0) & (i < n) & (j >= 0) & (j < m) & TABLES[size][i.clip(0, n - 1), j.clip(0, m - 1)]
+
+
+def near(t, s):
+    return (t - s) % 3 < 2
+
+
+def ends(t_low, t_high, s_low, s_high):
+    """All that is before position 0 meets; of the rest nothing is known."""
+    return jnp.bool_(True), (t_high < 0) & (s_high < 0)
+
+
+holders = st.one_of(
+    st.sampled_from(sorted(TABLES)).map(lambda size: (masks.blocks(TABLES[size], size), in_blocks(size))),
+    st.sampled_from(sorted(IDS)).map(lambda n: (masks.segments(*IDS[n]), IDS[n][0][:, None] == IDS[n][1][None, :])),
+    st.just((masks.where(near), (here - there) % 3 < 2)),
+    st.just((masks.where(lambda t, s: near(t, s) | ((t < 0) & (s < 0)), verdict=ends),
+             ((here - there) % 3 < 2) | ((here < 0) & (there < 0)))),
+    st.just((masks.where(lambda t, s: jnp.asarray(ALLOWED)[t % T, s % S]), ALLOWED[here % T, there % S])),
+)  # fmt: skip
 arrays = st.sampled_from([ALLOWED, ALLOWED[:1], ALLOWED[:, :1], ALLOWED[:1, :1]])
 dense = arrays.map(lambda x: (masks.dense(x), np.broadcast_to(x, (T, S))))
 
@@ -46,7 +81,7 @@ def grow(children):
 
 
 written = st.recursive(leaves, grow, max_leaves=6)
-trees = st.recursive(st.one_of(leaves, dense), grow, max_leaves=6)
+trees = st.recursive(st.one_of(leaves, dense, holders), grow, max_leaves=6)
 
 
 def show(mask):
@@ -65,6 +100,165 @@ def test_the_laws_of_de_morgan(x, y):
     np.testing.assert_array_equal(show(~(a & b)), show(~a | ~b))
     np.testing.assert_array_equal(show(~(a | b)), show(~a & ~b))
     np.testing.assert_array_equal(show(~~a), show(a))
+
+
+@given(trees, trees)
+def test_absorption_and_what_is_neutral(x, y):
+    (a, booleans), (b, _) = x, y
+    for same in (a & (a | b), a | (a & b), a & masks.full(), a | masks.empty(), a & a, a | (b & ~b)):
+        np.testing.assert_array_equal(show(same), booleans)
+    assert not show(a & ~a).any()
+    assert show(a | ~a).all()
+
+
+bounds_of = {n: st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).map(sorted) for n in (T, S)}
+
+
+def rectangle(first, last, places, axis):
+    span = masks.Spans.at([first], [last], axis)
+    return span._replace(lowest=span.of(places, np.min), highest=span.of(places, np.max))
+
+
+@settings(max_examples=100)
+@given(trees, bounds_of[T], bounds_of[S])
+def test_a_verdict_on_a_rectangle_is_never_wrong(tree, rows, columns):
+    mask, booleans = tree
+    q, k = rectangle(*rows, q_places, 0), rectangle(*columns, k_places, 1)
+    some, every = (bool(np.all(x)) for x in mask.verdict(q, k))
+    inside = booleans[rows[0] : rows[1] + 1, columns[0] : columns[1] + 1]
+    assert some or not inside.any()
+    assert not every or inside.all()
+    assert some or not every
+
+
+def test_a_wrong_verdict_would_be_seen():
+    wrong = masks.where(near, verdict=lambda *ends: (jnp.bool_(False), jnp.bool_(True)))
+    check = test_a_verdict_on_a_rectangle_is_never_wrong.hypothesis.inner_test
+    with pytest.raises(AssertionError):
+        check((wrong, (here - there) % 3 < 2), [0, 5], [0, 5])
+
+
+at = np.arange(40)
+KNOWN = {  # each mask, and the pairs of 40 positions that it stands for
+    "causal": (masks.causal(), lambda t, s: t >= s),
+    "window": (masks.window(9, 3), lambda t, s: (t - s <= 9) & (s - t <= 3)),
+    "prefix": (masks.prefix(11), lambda t, s: s + 0 * t < 11),
+    "chunked": (masks.chunked(7), lambda t, s: t // 7 == s // 7),
+    "dilated": (masks.dilated(9), lambda t, s: (t - s) % 9 == 0),
+    "blocks": (masks.blocks(np.eye(5, dtype=bool)[::-1], 8), lambda t, s: t // 8 + s // 8 == 4),
+    "segments": (masks.segments(at // 9), lambda t, s: t // 9 == s // 9),
+    "segments in no order": (masks.segments((at // 9) * 7 % 5), lambda t, s: t // 9 == s // 9),
+    "where": (masks.where(lambda t, s: t * s < 99), lambda t, s: t * s < 99),
+    "where, a table": (masks.where(lambda t, s: jnp.asarray(np.tri(40, dtype=bool))[t, s]), lambda t, s: t >= s),
+    "lengths": (masks.lengths(13, 17), lambda t, s: (t < 13) & (s < 17)),
+    "one row": (masks.dense(at[None] < 17), lambda t, s: s + 0 * t < 17),
+    "one column": (masks.dense(at[:, None] < 17), lambda t, s: t + 0 * s < 17),
+    "one entry": (masks.dense(np.ones((1, 1), bool)), lambda t, s: t + s >= 0),
+    "full": (masks.full(), lambda t, s: t + s >= 0),
+    "empty": (masks.empty(), lambda t, s: t + s < 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_of_consecutive_rows_a_verdict_is_exact(name):
+    """Not only never wrong: what none meet is not visited, and what all meet not masked. (~ turns the two about.)"""
+    mask, rule = KNOWN[name]
+    booleans = np.broadcast_to(rule(at[:, None], at[None, :]), (40, 40)).reshape(5, 8, 5, 8).swapaxes(1, 2)
+    first = np.arange(0, 40, 8)
+    q, k = masks.Spans.at(first, first + 7, 0), masks.Spans.at(first, first + 7, 1)
+    for either, meet in ((mask, booleans), (~mask, ~booleans)):
+        some, every = (np.broadcast_to(x, (5, 5)) for x in either.verdict(q, k))
+        np.testing.assert_array_equal(some, meet.any((2, 3)))
+        if name != "dilated":  # which says of no rectangle but one pair, or with a stride of 1, that all meet
+            np.testing.assert_array_equal(every, meet.all((2, 3)))
+
+
+def test_an_author_says_what_a_rectangle_holds():
+    def before(t_low, t_high, s_low, s_high):
+        return t_high >= s_low, t_low >= s_high
+
+    asked = masks.where(lambda t, s: t >= s, verdict=before)
+    assert repr(asked) == "where(<lambda>, verdict=before)"
+    first = np.arange(0, 40, 8)
+    q, k = masks.Spans.at(first, first + 7, 0), masks.Spans.at(first, first + 7, 1)
+    for got, want in zip(asked.verdict(q, k), masks.causal().verdict(q, k), strict=True):
+        assert isinstance(got, np.ndarray), "known before anything is traced"
+        np.testing.assert_array_equal(got, want)
+    traced = jax.jit(lambda low: asked.verdict(q._replace(lowest=low), k))(q.lowest)
+    assert_same(traced, masks.causal().verdict(q, k))
+
+
+def test_what_a_predicate_captures_is_a_leaf():
+    """Traced, mapped, and different for each head; equal predicates are one structure."""
+
+    def make(table):
+        return masks.where(lambda t, s: table[(t - s) % 3])
+
+    tables = jnp.array([[True, False, False], [False, True, True]])
+    got = jax.jit(jax.vmap(lambda table: masks.to_dense(make(table), T, T)))(tables)
+    t, s = np.arange(T)[:, None], np.arange(T)[None, :]
+    np.testing.assert_array_equal(got, np.asarray(tables)[:, (t - s) % 3])
+    assert_same(jax.vmap(lambda mask: masks.to_dense(mask, T, T))(jax.vmap(make)(tables)), got)
+    assert jax.tree.structure(make(tables[0])) == jax.tree.structure(make(tables[1]))
+    assert hash(jax.tree.structure(make(tables[0]))) == hash(jax.tree.structure(make(tables[1])))
+    assert jax.tree.structure(make(tables[0])) != jax.tree.structure(masks.where(lambda t, s: tables[0][t % 3]))
+    assert jax.tree.leaves(masks.where(lambda t, s: jnp.asarray(np.ones(3, bool))[t % 3])) == [], "a constant"
+
+
+def test_the_arrays_of_each_mask_are_leaves_and_the_rest_is_hashable():
+    made = {
+        1: [masks.segments(np.arange(3)), masks.blocks(np.ones((2, 2), bool), 4), masks.dense(np.ones((2, 2), bool)),
+            masks.prefix(jnp.array(3)), masks.prefix(3), masks.lengths(k=3)],
+        0: [masks.causal(), masks.window(1), masks.chunked(3), masks.dilated(2), masks.full(), masks.where(near)],
+        2: [masks.segments(np.arange(3), np.arange(4)), masks.lengths(1, 2)],
+    }  # fmt: skip
+    for n, those in made.items():
+        for mask in those:
+            leaves, structure = jax.tree.flatten(mask)
+            assert len(leaves) == n
+            assert hash(structure) == hash(jax.tree.structure(mask))
+    assert jax.tree.structure(masks.chunked(3)) != jax.tree.structure(masks.chunked(4))
+
+
+def test_different_masks_have_different_structures():
+    """Programs are kept by structure: of one that is taken for another, the result is wrong."""
+    a, b = masks.causal(), masks.window(3, 3)
+    one, two = masks.chunked(3), masks.dilated(3)
+    made = [a, b, a & b, a | b, ~a, masks.full(), masks.empty(), one, two, masks.segments(np.arange(3))]
+    made += [masks.prefix(1), masks.lengths(k=1), masks.dense(np.ones((1, 1), bool)), masks.where(near)]
+    structures = [jax.tree.structure(mask) for mask in made]
+    assert [[x == y for y in structures] for x in structures] == np.eye(len(made), dtype=bool).tolist()
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, T, 4)), jnp.float32)
+    for mask in (a & b, a | b, one, two):
+        want = reference.attention(*x, mask=masks.to_dense(mask, T, T))[0]
+        np.testing.assert_allclose(jattn.attention(*x, mask=mask), want, atol=1e-5)
+
+
+def test_each_example_and_each_head_has_arrays_of_its_own():
+    ids = np.stack([np.arange(T) // n for n in (2, 5)])
+    tables = np.random.default_rng(0).random((2, 3, 4, 4)) < 0.5
+    several = jax.vmap(lambda i, b: jax.vmap(lambda table: masks.segments(i) & masks.blocks(table, 4))(b))(ids, tables)
+    got = jax.vmap(jax.vmap(lambda mask: masks.to_dense(mask, T, T)))(several)
+    t, s = np.arange(T)[:, None], np.arange(T)[None, :]
+    want = (ids[:, :, None] == ids[:, None, :])[:, None] & tables[:, :, t // 4, s // 4]
+    np.testing.assert_array_equal(got, want)
+
+
+def test_ids_of_any_whole_number_dtype_count_the_same():
+    for dtype in (np.uint8, np.int16, np.uint32):
+        ids = (np.arange(T) // 4).astype(dtype)
+        np.testing.assert_array_equal(masks.to_dense(masks.segments(ids, np.arange(S) // 4), T, S), t // 4 == s // 4)
+    big = np.array([2**32 - 1, 2**31, 0], np.uint32)
+    np.testing.assert_array_equal(masks.to_dense(masks.segments(big), 3, 3), np.eye(3))
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(masks.to_dense(masks.segments(np.array([0, 2**32])), 2, 2), np.eye(2))
+
+
+def test_a_picture_has_a_line_for_each_query():
+    assert masks.picture(masks.window(1, 0), 3, 3) == "#··\n##·\n·##"
+    assert masks.picture(masks.lengths(k=1), 2, 3) == "#··\n#··"
+    assert masks.picture(masks.causal(), 1, 3, q_positions=[1], k_positions=[0, 1, 2]) == "##·"
+    assert masks.picture(masks.full(), 0) == ""
 
 
 @given(written)
@@ -131,7 +325,14 @@ def test_a_mask_is_closed_over_or_passed_alike():
 def test_causal_and_window_look_at_positions_and_the_others_at_rows():
     for mask in (masks.causal(), masks.window(1), ~masks.causal(), masks.lengths(k=2) | masks.window(1)):
         assert mask.looks_at_positions
-    for mask in (masks.lengths(k=2), masks.dense(ALLOWED), ~masks.dense(ALLOWED) & masks.lengths(q=1)):
+    for mask in (masks.prefix(2), masks.chunked(2), masks.dilated(2), masks.where(near), masks.blocks(ALLOWED, 2)):
+        assert mask.looks_at_positions
+    for mask in (
+        masks.full(),
+        masks.segments(np.arange(T)),
+        masks.dense(ALLOWED),
+        ~masks.dense(ALLOWED) & masks.lengths(q=1),
+    ):
         assert not mask.looks_at_positions
     shift = {"q_positions": np.arange(T) + 100, "k_positions": np.arange(S) + 100}
     same = masks.causal() & masks.window(4, 1)  # a common shift changes no distance

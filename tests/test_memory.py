@@ -10,7 +10,7 @@ from _inputs import normal, pairs, qkv
 from test_door import weigh
 
 import jattn
-from jattn import _walk, masks, reference
+from jattn import _walk, masks, reference, scores
 
 T, S = 67, 71
 TILE = (16, 16)
@@ -35,8 +35,17 @@ CASES = {
     "algebra": {"mask": masks.window(30, 3) & ~masks.causal() | LENGTH, **PLACES},
     "dense": {"mask": masks.dense(pairs(T=T, S=S))},
     "dense in one row": {"mask": np.arange(S) < 50},
+    "prefix": {"mask": masks.prefix(9) | masks.causal(), "S": T},
+    "segments": {"mask": masks.segments(np.arange(T) // 20, np.arange(S) // 20)},
+    "chunked": {"mask": masks.chunked(20), "S": T},
+    "dilated": {"mask": masks.dilated(3), "S": T},
+    "blocks": {"mask": masks.blocks(np.eye(5, dtype=bool), 16), "S": T},
+    "where": {"mask": masks.where(lambda t, s: t * s < 99), "S": T},
     "soft cap": {"score": lambda score, t, s: 3 * jnp.tanh(score / 3)},
-    "alibi": {"score": lambda score, t, s: score - 0.1 * jnp.abs(t - s).astype(score.dtype), **PLACES},
+    "alibi": {"score": scores.alibi(0.1), **PLACES},
+    "relative bias": {"score": scores.relative_bias, "table": normal(32), **PLACES},
+    "distance bias": {"score": scores.distance_bias, "table": normal(7), **PLACES},
+    "composed": {"score": scores.compose(scores.soft_cap(3.0), scores.temperature(2.0))},
     "learned score": {"score": learned, "table": normal(7), "mask": masks.causal(), **PLACES},
     "bias": {"bias": normal(T, S)},
     "bias for all queries": {"bias": normal(1, S)},

@@ -14,7 +14,7 @@ from _inputs import D, Dv, S, T
 from test_lab import MESSAGES as LAB
 
 import jattn
-from jattn import masks
+from jattn import masks, scores
 
 
 def ones(*shape, dtype=np.float32):
@@ -50,6 +50,7 @@ ALIGN = (
     "q_positions=jax.numpy.arange(T) the first; with k_positions=jax.numpy.arange(S)."
 )
 SCORE = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
+PREDICATE = "Write f(q_position, k_position) -> bool on integer scalars; the library maps it."
 PAIR = "Pass the pair that attention(..., return_lse=True) returns."
 CUDNN = (
     "cuDNN computes in bfloat16 and float16, not in float32"
@@ -164,14 +165,47 @@ TABLE = [
     (lambda: masks.window(right=1.0), TypeError, "window: right must be a whole number, got right of type float. Pass a Python int of at least 0."),
     (lambda: masks.window(right=True), TypeError, "window: right must be a whole number, got right of type bool. Pass a Python int of at least 0."),
     (lambda: masks.lengths(), ValueError, "lengths: q or k must be given, got q None and k None. Say how many rows are filled: lengths(k=5)."),
-    (lambda: masks.lengths(k=whole(3)), ValueError, "lengths: k must be a scalar, got k [3]. Pass one length; map over a batch of them with jax.vmap."),
-    (lambda: masks.lengths(q=2.0), TypeError, "lengths: q must be integer, got q float32[]. A length counts rows: pass a whole number."),
+    (lambda: masks.lengths(k=whole(3)), ValueError, "lengths: k must be a scalar, got k [3]. Pass one; map over a batch of them with jax.vmap."),
+    (lambda: masks.lengths(q=2.0), TypeError, "lengths: q must be integer, got q float32[]. It counts rows: pass a whole number."),
     (lambda: masks.dense(ones(T, S)), TypeError, "dense: array must be boolean, got array float32[13, 17]. True lets a pair meet. An additive mask is a bias: attention(bias=...)."),
     (lambda: masks.dense(ones(S, dtype=bool)), ValueError, "dense: array must have the axes [T, S], got array [17]. Map over a batch or heads with jax.vmap."),
     (lambda: masks.to_dense(ones(T, S, dtype=bool), T, S), TypeError, "to_dense: mask must be a mask, got mask of type ndarray. Make one with jattn.masks, or wrap a boolean array: masks.dense(array)."),
     (lambda: masks.to_dense(masks.causal(), -1, S), ValueError, "to_dense: T must be at least 0, got T -1. Pass a Python int of at least 0."),
     (lambda: masks.to_dense(~masks.dense(ones(2, 3, dtype=bool)), T, S), ValueError, "to_dense: mask must broadcast to [T, S], got mask [2, 3]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (lambda: masks.to_dense(masks.causal(), T, S), ValueError, f"to_dense: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
+    # masks and scores as values
+    (lambda: masks.where(3), TypeError, f"where: predicate must be a function, got predicate of type int. {PREDICATE}"),
+    (lambda: masks.where(lambda t: t > 1), TypeError, f"where: predicate must take two scalars, got predicate with the arguments (t). {PREDICATE}"),
+    (lambda: masks.where(lambda t, s: jnp.sin(t.astype(jnp.float32))), TypeError, f"where: predicate must return one boolean, got predicate returning float32[]. {PREDICATE}"),
+    (lambda: masks.where(lambda t, s: jnp.ones(3, bool)), TypeError, f"where: predicate must return one boolean, got predicate returning bool[3]. {PREDICATE}"),
+    (lambda: masks.where(lambda t, s: None), TypeError, f"where: predicate must return one boolean, got predicate returning nothing. {PREDICATE}"),
+    (lambda: masks.where(lambda t, s: t > s, verdict=lambda a, b, c, d: a > b), TypeError, "where: verdict must return two booleans, got verdict returning bool[]. Write f(q_lowest, q_highest, k_lowest, k_highest) -> (some, all) on integer scalars; the library maps it."),
+    (lambda: masks.prefix(2.0), TypeError, "prefix: n must be integer, got n float32[]. It counts tokens: pass a whole number."),
+    (lambda: masks.prefix(whole(2)), ValueError, "prefix: n must be a scalar, got n [2]. Pass one; map over a batch of them with jax.vmap."),
+    (lambda: masks.chunked(0), ValueError, "chunked: size must be at least 1, got size 0. Pass a Python int of at least 1."),
+    (lambda: masks.dilated(-1), ValueError, "dilated: stride must be at least 1, got stride -1. Pass a Python int of at least 1."),
+    (lambda: masks.blocks(ones(2, 2), 8), TypeError, "blocks: table must be boolean, got table float32[2, 2]. True lets a block meet."),
+    (lambda: masks.blocks(ones(4, dtype=bool), 8), ValueError, "blocks: table must have the axes [T / size, S / size], got table [4]. Map over a batch or heads with jax.vmap."),
+    (lambda: masks.blocks(ones(2, 2, dtype=bool), 1.5), TypeError, "blocks: size must be a whole number, got size of type float. Pass a Python int of at least 1."),
+    (attend(q=KEYS, mask=masks.blocks(ones(2, 2, dtype=bool), 8)), ValueError, "attention: table must have the shape [T / size, S / size], got table [2, 2]. One entry for each block of 8 tokens is [3, 3] here; or say where the rows stand."),
+    (lambda: masks.segments(ones(3)), TypeError, "segments: q_ids must be integer, got q_ids float32[3]. An id is the number of a segment: pass whole numbers."),
+    (lambda: masks.segments(whole(3), whole(2, 3)), ValueError, "segments: k_ids must have the axes [S], got k_ids [2, 3]. Map over a batch with jax.vmap."),
+    (attend(mask=masks.segments(whole(T))), ValueError, "attention: k_ids must be given where T ≠ S, got T 13 and S 17. Say which segment each key is in: segments(q_ids, k_ids)."),
+    (attend(mask=masks.segments(whole(T), whole(T)) & masks.full()), ValueError, "attention: k_ids must have the shape [S], got k_ids [13]. Give each row the number of its segment: S is 17 here."),
+    (many(mask=masks.segments(whole(S), whole(S))), ValueError, "dot_product_attention: q_ids must have the shape [T], got q_ids [17]. Give each row the number of its segment: T is 13 here."),
+    (lambda: scores.soft_cap(0), ValueError, "soft_cap: cap must be more than 0, got cap 0.0. Leave the score out instead."),
+    (lambda: scores.soft_cap(ones(2)), TypeError, "soft_cap: cap must be a real scalar, got cap float32[2]. Map over heads with jax.vmap."),
+    (lambda: scores.temperature(-1.0), ValueError, "temperature: tau must be more than 0, got tau -1.0. Leave the score out instead."),
+    (lambda: scores.alibi("steep"), TypeError, "alibi: slope must be an array of numbers in one shape, got slope of type str. Pass a jax or NumPy array."),
+    (lambda: scores.alibi_slopes(0), ValueError, "alibi_slopes: heads must be at least 1, got heads 0. Pass a Python int of at least 1."),
+    (lambda: scores.relative_bias(whole(32)), TypeError, "relative_bias: table must be floating point, got table int32[32]. Convert it first: table.astype(jax.numpy.float32)."),
+    (lambda: scores.relative_bias(ones(2, 32)), ValueError, "relative_bias: table must have the axes [n], got table [2, 32]. One table is one head: map over heads with jax.vmap."),
+    (lambda: scores.relative_bias(ones(31)), ValueError, "relative_bias: table must have an even number of buckets, at least 4, got table [31]. T5 has 32."),
+    (lambda: scores.relative_bias(ones(1), bidirectional=False), ValueError, "relative_bias: table must have at least 2 buckets, got table [1]. T5 has 32."),
+    (lambda: scores.relative_bias(ones(32), max_distance=8), ValueError, "relative_bias: max_distance must be more than the distances that have a bucket of their own, got table [32] and max_distance 8. T5 has 128 for 32 buckets."),
+    (lambda: scores.distance_bias(ones(4)), ValueError, "distance_bias: table must have an odd number of entries, got table [4]. Give one entry to each distance from −m to m, 0 among them."),
+    (lambda: scores.compose(scores.soft_cap(1.0), 3), TypeError, f"compose: score must be a function, got score of type int. {SCORE}"),
+    (lambda: scores.compose(lambda score: score), TypeError, f"compose: score must take three scalars, got score with the arguments (score). {SCORE}"),
 ]  # fmt: skip
 TABLE[1:1] = FLOW
 NAMES = [message.split(", got")[0] for _, _, message in TABLE]

@@ -26,10 +26,13 @@ ALL = [
     "masks",
     "merge",
     "reference",
+    "scores",
     "softmax",
     "weights_of",
 ]
-MASKS = ["causal", "dense", "lengths", "to_dense", "window"]
+MASKS = ["blocks", "causal", "chunked", "dense", "dilated", "empty", "full", "lengths", "picture", "prefix", "segments"]
+MASKS += ["to_dense", "where", "window"]
+SCORES = ["alibi", "alibi_slopes", "bucket", "compose", "distance_bias", "relative_bias", "soft_cap", "temperature"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
 
 
@@ -60,6 +63,7 @@ def test_the_names_are_these():
 def test_the_functions_that_are_documented_are_all_of_them():
     wanted = {f"jattn.{n}" for n in ALL if inspect.isfunction(getattr(jattn, n))}
     wanted |= {f"jattn.flow.{n}" for n in jattn.flow.__all__ if inspect.isfunction(getattr(jattn.flow, n))}
+    wanted |= {f"jattn.scores.{n}" for n in SCORES}
     wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
     assert set(FUNCTIONS) == wanted
 

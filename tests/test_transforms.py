@@ -12,7 +12,7 @@ from _inputs import D, Dv, assert_close, normal, pairs, qkv
 from test_door import bounds, weigh
 
 import jattn
-from jattn import masks, reference
+from jattn import masks, reference, scores
 
 T, S = 37, 41
 SQUARE = (41, 41)  # where no positions are given, so that what to visit is known before anything is traced
@@ -27,6 +27,10 @@ SCORES = {
     None: lambda x: lambda score, t, s: score,
     "soft cap": lambda x: lambda score, t, s: 2 * jnp.tanh(score / 2),
     "learned": lambda x: lambda score, t, s: score * x["table"][0] + x["table"][jnp.abs(t - s) % 7],
+    "relative": lambda x: scores.relative_bias(x["table"][:6], max_distance=11, bidirectional=False),
+    "distance": lambda x: scores.distance_bias(x["table"]),
+    "composed": lambda x: scores.compose(scores.soft_cap(x["table"][0] ** 2 + 1), scores.alibi(x["table"][1])),
+    "temperature": lambda x: scores.temperature(x["table"][0] ** 2 + 1),
 }
 
 
@@ -51,6 +55,15 @@ CASES = {
     "one sink": case("one sink", fixed={"mask": masks.lengths(k=17)}),
     "soft cap": case(score="soft cap", tile=(48, 16)),
     "learned score": case("table", rows=SQUARE, fixed={"mask": masks.causal()}, score="learned"),
+    "prefix": case(rows=SQUARE, fixed={"mask": masks.causal() | masks.prefix(7)}),
+    "segments, traced": case(traced={"mask": masks.segments(np.arange(T) // 9, np.arange(S) // 10)}),
+    "chunked and dilated": case(rows=SQUARE, fixed={"mask": masks.chunked(19) | masks.dilated(5)}),
+    "blocks": case(rows=SQUARE, fixed={"mask": masks.blocks(np.eye(6, dtype=bool)[::-1], 7)}),
+    "where": case(rows=SQUARE, fixed={"mask": masks.where(lambda t, s: t * s % 17 > 3 * abs(t - s) - 40)}),
+    "relative bias": case("table", rows=SQUARE, score="relative"),
+    "distance bias": case("table", fixed=PLACES, score="distance"),
+    "soft cap and alibi": case("table", rows=SQUARE, score="composed"),
+    "temperature": case("table", score="temperature"),
     "dropout": case(rows=SQUARE, fixed={"mask": masks.causal()}, traced=DROPOUT),
     "everything": case(
         "bias", "sink", "scale", "table", score="learned", fixed={"mask": TREE}, traced={**DROPOUT, **PLACES}
@@ -182,7 +195,15 @@ DEAR = {"third order", "hessian", "checkpoint"}
 IN_FULL = {"nothing", "lengths, traced", "bias for all queries", "learned score", "everything"}
 
 
+# Of masks and scores that are values the program has the parts that the others have: they are asked the most telling.
+IN_BRIEF = {"prefix", "segments, traced", "chunked and dilated", "blocks", "where"}
+IN_BRIEF |= {"relative bias", "distance bias", "soft cap and alibi", "temperature"}
+TELLING = {"value", "grad", "linearize", "jvp of grad", "grad of grad", "vmap of grad"}
+
+
 def asked(name):
+    if name in IN_BRIEF:
+        return {n: TRANSFORMS[n] for n in TRANSFORMS if n in TELLING}
     return {n: transform for n, transform in TRANSFORMS.items() if n not in DEAR or name in IN_FULL}
 
 

@@ -1,0 +1,105 @@
+"""Every mask and every score on one sheet, and how many tiles of the square each mask visits.
+
+128 queries and keys in tiles of 16 × 16. A tile in which no pair meets need not be visited, and one in which all meet
+needs no mask. Theory: the tiles that hold a pair, counted in the dense picture. Measured: the tiles that attention
+computed, counted by a score that counts as it is called. It leaves the sheet as PNG.
+"""
+
+import argparse
+from pathlib import Path
+
+import _cli
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _sheet import LEARNED, TILE, N, draw, every_mask, every_score
+from rich.console import Console
+
+import jattn
+from jattn import figures, masks, scores
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = _cli.parser(__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the sheet (default: out)")
+    return parser
+
+
+class Counting(scores.Score):
+    """Leaves a score as it is, and counts the tiles that it is shown."""
+
+    def __init__(self) -> None:
+        self.tiles = 0
+
+    def seen(self, x: np.ndarray) -> np.ndarray:
+        self.tiles += 1
+        return np.zeros_like(x)
+
+    def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct((), score.dtype)
+        return score + jax.pure_callback(self.seen, shape, score[0, 0], vmap_method="sequential")
+
+
+# A value without arrays: all of it is structure.
+jax.tree_util.register_pytree_node(Counting, lambda c: ((), c), lambda c, _: c)
+
+
+def visited(mask: masks.Mask) -> int:
+    """The tiles that attention computes under a mask."""
+    x, counting = jnp.ones((N, 2), jnp.float32), Counting()
+    jax.block_until_ready(jattn.attention(x, x, x, mask=mask, score=counting, tile=(TILE, TILE)))
+    return counting.tiles
+
+
+def told(mask: masks.Mask) -> np.ndarray:
+    """Of each tile 0, 1, 2: by its own word none, some, all of its pairs meet."""
+    first = np.arange(0, N, TILE)
+    q, k = (masks.Spans.at(first, first + TILE - 1, axis) for axis in (0, 1))
+    some, every = mask.verdict(q, k)
+    return np.broadcast_to(np.where(every, 2, np.where(some, 1, 0)), (N // TILE, N // TILE))
+
+
+def compute(args: argparse.Namespace) -> dict:
+    rows = []
+    for code, mask in every_mask().items():
+        pairs = np.asarray(masks.to_dense(mask, N, N))
+        tiles = pairs.reshape(N // TILE, TILE, N // TILE, TILE)
+        rows.append({"mask": code, "pairs": pairs.mean(), "hold": int(tiles.any((1, 3)).sum()),
+                     "visited": visited(mask), "whole": int(tiles.all((1, 3)).sum()), "told": told(mask),
+                     "dense": pairs})  # fmt: skip
+    at = np.arange(N, dtype=np.int32)
+    made = {
+        code: jax.vmap(jax.vmap(f, (None, None, 0)), (None, 0, None))(jnp.zeros(()), at, at)
+        for code, f in every_score().items()
+    }
+    try:
+        files = figures.save(draw(rows, made), args.out / "masks_and_scores", kinds=("png",))
+    except OSError as error:
+        raise _cli.BadInput(f"--out {args.out}: {error.strerror}. Name a folder that can be written to.") from error
+    kept = [{name: x for name, x in row.items() if name != "dense"} for row in rows]
+    return {"masks": kept, "tiles": (N // TILE) ** 2, "scores": {code: x[0] for code, x in made.items()},
+            "table": LEARNED, "pictures": [str(file) for file in files]}  # fmt: skip
+
+
+def show(console: Console, r: dict) -> None:
+    _cli.title(console, f"{N} queries and keys, {r['tiles']} tiles of {TILE} × {TILE}")
+    rows = [[m["mask"], f"{m['pairs']:.1%}", str(m["hold"]), str(m["visited"]),
+             str(m["whole"]), str(int((np.array(m["told"]) == 2).sum()))] for m in r["masks"]]  # fmt: skip
+    heads = ["mask", "pairs\nthat meet", "tiles that\nhold one", "visited", "tiles where\nall meet", "not\nmasked"]
+    console.print(_cli.table(heads, rows))
+    more = [m for m in r["masks"] if m["visited"] > m["hold"]]
+    fine = next(m for m in r["masks"] if m["mask"].startswith("dilated"))
+    console.print(
+        f"A sparse mask is not yet a fast one: dilated(4) lets {fine['pairs']:.0%} of the pairs meet and visits "
+        f"{fine['visited']} of {r['tiles']} tiles. What counts is where the pairs lie. A dense array is not searched:"
+        f" it visits {next(m['visited'] for m in more)} tiles where {next(m['hold'] for m in more)} hold a pair; as"
+        " blocks(...) the same pairs would cost what they hold."
+    )
+    _cli.title(console, "What each score makes of 0, for the query at position 0 and keys 0, 1, 2, 8, 64")
+    picked = [[code, *_cli.numbers([x[s] for s in (0, 1, 2, 8, 64)], 2)] for code, x in r["scores"].items()]
+    console.print(_cli.table(["score", "0", "1", "2", "8", "64"], picked))
+    console.print("\nThe sheet: " + ", ".join(r["pictures"]), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    _cli.run(arguments(), compute, show)

@@ -1,0 +1,148 @@
+"""Words: values that pass through `jit` and `vmap`, and functions of scalars made values.
+
+A value is a frozen dataclass and a pytree: its arrays are leaves, everything else is structure, hashable, so that
+equal structures are compiled once. A function becomes one when the arrays that it closes over are taken out of it:
+two lambdas that compute the same are then equal, however often they are written anew.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def value(cls: Any) -> Any:
+    """A frozen dataclass that is a pytree: fields marked static are structure, all others are leaves.
+
+    Not by `jax.tree_util.register_dataclass`: the structures that it makes (jax 0.10) are equal for two classes whose
+    static fields are, so that `a & b` would be taken for `a | b` wherever programs are kept by structure.
+    """
+    cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    leaves, fixed = (
+        [f.name for f in dataclasses.fields(cls) if bool(f.metadata.get("static")) is s] for s in (False, True)
+    )
+    keys = [jax.tree_util.GetAttrKey(name) for name in leaves]
+
+    def flatten(x: Any) -> Any:
+        return [getattr(x, name) for name in leaves], tuple(getattr(x, name) for name in fixed)
+
+    def with_keys(x: Any) -> Any:
+        children, structure = flatten(x)
+        return list(zip(keys, children, strict=True)), structure
+
+    def unflatten(structure: Any, children: Any) -> Any:
+        return cls(**dict(zip(leaves, children, strict=True)), **dict(zip(fixed, structure, strict=True)))
+
+    jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flatten)
+    return cls
+
+
+def static(**options: Any) -> Any:
+    """A field that is structure: hashable, and compared where programs are compiled."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+def show(x: Any) -> str:
+    """A number as itself, an array by dtype and shape: contents are never printed."""
+    if hasattr(x, "dtype"):
+        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    return repr(x)
+
+
+def name_of(f: Any) -> str:
+    """What a function is called where it was written."""
+    return getattr(f, "__name__", type(f).__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Closed:
+    """What a function computes of the arrays that it captured and of its arguments; equal where that is the same."""
+
+    jaxpr: Any
+    constants: tuple[Any, ...]
+    """Arrays that are part of the function; None in the place of each that was captured."""
+
+    def __call__(self, captured: Any, *xs: Any) -> list[Any]:
+        given = iter(captured)
+        consts = [next(given) if c is None else c for c in self.constants]
+        return jax.core.eval_jaxpr(self.jaxpr, consts, *xs)
+
+    @cached_property
+    def _signature(self) -> Any:
+        return _signature(self.jaxpr), tuple(None if c is None else _parameter(np.asarray(c)) for c in self.constants)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Closed) and self._signature == other._signature
+
+    def __hash__(self) -> int:
+        return hash(self._signature)
+
+
+def close(
+    f: Callable[..., Any], *arguments: Any, constants: bool = False
+) -> tuple[Closed, tuple[jax.Array, ...], list[Any]]:
+    """`f` with the arrays that it closes over made its first argument; these arrays; and the avals of its outputs.
+
+    `arguments` are shapes and dtypes. Nested pytrees of outputs come flat. With `constants`, NumPy arrays stay part of
+    the function, so that it can be evaluated while a program is traced.
+    """
+    made = jax.make_jaxpr(f)(*arguments)
+    kept = tuple(c if constants and not isinstance(c, jax.Array) else None for c in made.consts)
+    captured = tuple(jnp.asarray(c) for c, k in zip(made.consts, kept, strict=True) if k is None)
+    return Closed(made.jaxpr, kept), captured, made.out_avals
+
+
+class _Same:
+    """A thing that is equal to itself alone; kept, so that no other takes its address."""
+
+    def __init__(self, thing: Any):
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.thing is other.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def _signature(jaxpr: Any) -> Any:
+    """A jaxpr as nested tuples without the names of its variables: equal only where the program is the same."""
+    number: dict[Any, int] = {}
+
+    def new(variables: Any) -> Any:
+        for v in variables:
+            number[v] = len(number)
+        return tuple(v.aval for v in variables)
+
+    def read(atoms: Any) -> Any:
+        return tuple((*_parameter(a.val), a.aval) if isinstance(a, Literal) else number[a] for a in atoms)
+
+    head = new(jaxpr.constvars), new(jaxpr.invars)
+    body = tuple((e.primitive, _parameter(dict(e.params)), read(e.invars), new(e.outvars)) for e in jaxpr.eqns)
+    return head, body, read(jaxpr.outvars)
+
+
+def _parameter(p: Any) -> tuple[Any, ...]:
+    """A parameter of an equation, hashable: what cannot be compared is equal to itself alone."""
+    if isinstance(p, ClosedJaxpr):
+        return "closed", _signature(p.jaxpr), tuple(map(_Same, p.consts))
+    if isinstance(p, Jaxpr):
+        return "jaxpr", _signature(p)
+    if isinstance(p, dict):
+        return "dict", tuple((name, _parameter(p[name])) for name in sorted(p))
+    if isinstance(p, (tuple, list)):
+        return type(p), tuple(map(_parameter, p))
+    if isinstance(p, (float, complex, np.ndarray, np.generic)):
+        x = np.asarray(p)  # by bits: 0.0 is not −0.0, and a NaN is itself
+        return type(p), x.dtype, x.shape, x.tobytes() if x.dtype != object else _Same(p)
+    try:
+        hash(p)
+    except TypeError:
+        return "other", _Same(p)
+    return type(p), p

@@ -1,0 +1,61 @@
+"""Masks: *whether* a query and a key meet.
+
+A mask is a value. It asks about pairs, never about whole matrices: given some rows of q and some rows
+of k it says which of them meet, so nobody has to form T × S booleans. Masks compose with `&`, `|` and
+`~`, pass through `jit`, `vmap` and `grad` as pytrees (their arrays are leaves), and print as the code
+that made them.
+
+Two kinds of question are asked. `causal`, `window`, `prefix`, `dilated`, `chunked`, `blocks` and `where` look at
+*positions*: where a token stands in the sequence, which the caller may state; a step of decoding, a part of a ring
+and a packed row differ in nothing else. `lengths`, `segments` and `dense` look at *rows*: where an entry lies in the
+arrays passed.
+
+Of a rectangle of pairs a mask says whether *none*, *some* or *all* meet, and `&`, `|`, `~` combine what it says. A
+tile of which none meet is not visited, a tile of which all meet is not masked, whether the mask is written in the
+program or traced, and differs between the examples that vmap maps over.
+
+    causal()  window(left, right)  prefix(n)      in the order of the sequence
+    chunked(size)  dilated(stride)  blocks(table, size)
+    where(predicate)                               any function of two positions
+    segments(q_ids, k_ids)  lengths(q, k)  dense(array)
+    full()  empty()
+
+Documents that are packed into one row, each causal, are a composition:
+
+    >>> import jax.numpy as jnp
+    >>> from jattn import masks
+    >>> def document_causal(ids):
+    ...     return masks.segments(ids) & masks.causal()
+    >>> print(masks.picture(document_causal(jnp.array([0, 0, 0, 1, 1])), 5))
+    #····
+    ##···
+    ###··
+    ···#·
+    ···##
+"""
+
+from jattn.masks._algebra import Mask, Rows, Spans
+from jattn.masks._places import blocks, causal, chunked, dilated, empty, full, prefix, window
+from jattn.masks._rows import dense, lengths, segments
+from jattn.masks._where import where
+from jattn.masks._written import picture, to_dense
+
+__all__ = [
+    "Mask",
+    "Rows",
+    "Spans",
+    "blocks",
+    "causal",
+    "chunked",
+    "dense",
+    "dilated",
+    "empty",
+    "full",
+    "lengths",
+    "picture",
+    "prefix",
+    "segments",
+    "to_dense",
+    "where",
+    "window",
+]

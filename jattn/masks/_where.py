@@ -1,0 +1,149 @@
+"""Any function of two positions as a mask."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn import _checks
+from jattn._types import Array, Bool
+from jattn._values import Closed, close, name_of, static, value
+from jattn.masks._algebra import Mask, Rows, Spans
+
+
+class Rule:
+    """A function of scalar positions as a value, with what it found of rectangles whose positions are static."""
+
+    def __init__(self, closed: Closed, name: str):
+        self.closed, self.name = closed, name
+        self.found: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rule) and (self.closed, self.name) == (other.closed, other.name)
+
+    def __hash__(self) -> int:
+        return hash((self.closed, self.name))
+
+    def __call__(self, captured: Any, *positions: Any) -> Any:
+        return self.closed(captured, *positions)
+
+    def over(self, captured: Any, t: Any, s: Any) -> Any:
+        """Of positions [t] and [s], whether each pair meets."""
+        of_row = jax.vmap(lambda t, s: self(captured, t, s)[0], (None, 0))
+        return jax.vmap(of_row, (0, None))(t, s)
+
+    def search(self, q: Spans, k: Spans) -> tuple[np.ndarray, np.ndarray]:
+        """(some, all) of each rectangle, by asking about every pair of it once, a row of tiles at a time."""
+        asked = tuple(np.asarray(a).tobytes() for x in (q, k) for a in x)
+        if asked not in self.found:
+            with jax.ensure_compile_time_eval():
+                ends = (np.stack([np.asarray(x.lowest).ravel(), np.asarray(x.highest).ravel()]) for x in (q, k))
+                self.found[asked] = tuple(np.asarray(a) for a in _search(self, q.size, k.size, *ends))  # type: ignore[assignment]
+        return self.found[asked]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _search(rule: Rule, q_size: int, k_size: int, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def stand(ends: jax.Array, size: int) -> jax.Array:
+        """The positions of the rows of a tile; the last one again where there are fewer."""
+        return jnp.minimum(ends[0] + jnp.arange(size, dtype=jnp.int32), ends[1])
+
+    def row(ends: jax.Array) -> tuple[jax.Array, jax.Array]:
+        t, s = stand(ends, q_size), jax.vmap(lambda ends: stand(ends, k_size))(k.T)
+        met = rule.over((), t, s.ravel()).reshape(q_size, *s.shape)
+        return met.any((0, 2)), met.all((0, 2))
+
+    return jax.lax.map(row, q.T)
+
+
+@value
+class Where(Mask):
+    """See `where`."""
+
+    looks_at_positions = True
+    captured: tuple[jax.Array, ...]
+    of_verdict: tuple[jax.Array, ...]
+    rule: Rule = static()
+    verdict_rule: Rule | None = static()
+
+    def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
+        return self.rule.over(self.captured, q.positions, k.positions)
+
+    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+        ends = q.lowest, q.highest, k.lowest, k.highest
+        known = not any(isinstance(x, jax.Array) for x in (*ends, *self.of_verdict))
+        if self.verdict_rule is None:
+            # Rows that stand at their own numbers: every position of a tile is known.
+            numbered = known and q.lowest is q.first and k.lowest is k.first
+            return self.rule.search(q, k) if numbered and not self.captured else (True, False)
+        ask = self._ask(self.verdict_rule, ends)
+        if not known:
+            return ask()
+        with jax.ensure_compile_time_eval():
+            may, must = ask()
+        return np.asarray(may), np.asarray(must)
+
+    def _ask(self, rule: Rule, ends: tuple[Any, ...]) -> Callable[[], tuple[Any, Any]]:
+        ends = tuple(jnp.ravel(end) for end in ends)
+        one = lambda *ends: tuple(rule(self.of_verdict, *ends))  # noqa: E731
+        across = jax.vmap(one, (None, None, 0, 0))
+        return lambda: jax.vmap(across, (0, 0, None, None))(*ends)
+
+    def __repr__(self) -> str:
+        more = "" if self.verdict_rule is None else f", verdict={self.verdict_rule.name}"
+        return f"where({self.rule.name}{more})"
+
+
+def where(predicate: Callable[..., Any], *, verdict: Callable[..., Any] | None = None) -> Mask:
+    """The pairs of which any function of two positions says so.
+
+        token t meets token s  ⟺  predicate(t, s)
+
+    Args:
+      predicate: f(q_position, k_position) -> bool on integer scalars, in JAX; the library maps it. It may close over
+        arrays, which become leaves of the mask; NumPy arrays stay constants.
+      verdict: what its author knows of rectangles: f(q_lowest, q_highest, k_lowest, k_highest) -> (some, all) of the
+        positions that a rectangle lies between, ends included. `some` may be True and `all` False where that is not
+        known; otherwise they must be right for every pair between the ends.
+
+    Returns:
+      A mask. Without `verdict` it is asked about every pair once, when the program is traced, to find the tiles that
+      need no visit; where positions are given or arrays captured, every tile is visited and masked.
+
+    Raises:
+      TypeError: not a function of two (four) scalars, or it does not return one boolean (two).
+
+    Memory: a row of tiles, while the program is traced.
+
+    Example:
+      >>> from jattn import masks
+      >>> def same_parity(t, s):
+      ...     return (t - s) % 2 == 0
+      >>> masks.where(same_parity) & masks.causal()
+      where(same_parity) & causal()
+      >>> print(masks.picture(masks.where(lambda t, s: t * s < 4), 4))
+      ####
+      ####
+      ##··
+      ##··
+    """
+    rule, captured = _rule("predicate", predicate, 2, "f(q_position, k_position) -> bool")
+    if verdict is None:
+        return Where(captured, (), rule, None)
+    of = "f(q_lowest, q_highest, k_lowest, k_highest) -> (some, all)"
+    told, of_verdict = _rule("verdict", verdict, 4, of)
+    return Where(captured, of_verdict, rule, told)
+
+
+def _rule(name: str, f: Any, n: int, form: str) -> tuple[Rule, tuple[jax.Array, ...]]:
+    remedy = f"Write {form} on integer scalars; the library maps it."
+    _checks.takes("where", name, f, n, remedy)
+    closed, captured, out = close(f, *[jax.ShapeDtypeStruct((), jnp.int32)] * n, constants=True)
+    if [(x.shape, x.dtype) for x in out] != [((), jnp.bool_)] * (n // 2):
+        got = " and ".join(f"{o.dtype}{_checks.shape(o)}" for o in out) or "nothing"
+        must = f"{name} must return one boolean" if n == 2 else f"{name} must return two booleans"
+        _checks.fail(TypeError, "where", must, remedy, **{name: f"returning {got}"})
+    return Rule(closed, name_of(f)), captured

@@ -1,0 +1,141 @@
+"""What attention visits, counted while it runs: no tile in which none meet, and no mask where all do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import normal
+
+import jattn
+from jattn import masks, scores
+from jattn.masks import Mask
+
+T, TILE = 80, 16
+N = T // TILE
+
+
+class Tally:
+    """Counts how often it is reached, once for each example."""
+
+    def __init__(self):
+        self.count = 0
+
+    def seen(self, x):
+        self.count += 1
+        return np.float32(0)
+
+    def __call__(self, x):
+        """0, as seen: for a derivative, a constant."""
+
+        @jax.custom_jvp
+        def zero(x):
+            return jax.pure_callback(self.seen, jax.ShapeDtypeStruct((), jnp.float32), x, vmap_method="sequential")
+
+        zero.defjvp(lambda x, x_dot: (zero(*x), jnp.float32(0)))
+        return zero(jax.lax.stop_gradient(x))
+
+
+class Visits(scores.Score):
+    """A score that counts the tiles which it is asked about."""
+
+    def __init__(self, tally):
+        self.tally = tally
+
+    def __call__(self, score, t, s):
+        return score + self.tally(score[0, 0])
+
+
+class Masked(Mask):
+    """A mask that counts the tiles in which it is asked about pairs."""
+
+    looks_at_positions = True
+
+    def __init__(self, mask, tally):
+        self.mask, self.tally = mask, tally
+
+    def pairs(self, q, k):
+        return self.mask.pairs(q, k) | (self.tally((q.positions[0] * T + k.positions[0]).astype(jnp.float32)) != 0)
+
+    def verdict(self, q, k):
+        return self.mask.verdict(q, k)
+
+    def padded(self, T, S):
+        return Masked(self.mask.padded(T, S), self.tally)
+
+
+jax.tree_util.register_pytree_node(Visits, lambda v: ((), v.tally), lambda tally, _: Visits(tally))
+jax.tree_util.register_pytree_node(
+    Masked, lambda m: ((m.mask,), m.tally), lambda tally, children: Masked(children[0], tally)
+)
+
+
+def counted(call, *mapped):
+    """(tiles computed, tiles masked) in a run of call(score, wrap) over the arrays that are mapped."""
+    visits, asked = Tally(), Tally()
+    jax.block_until_ready(call(Visits(visits), lambda mask: Masked(mask, asked), *mapped))
+    jax.effects_barrier()
+    return visits.count, asked.count
+
+
+def wanted(mask):
+    """The same of a dense picture, for each pass over the tiles."""
+    tiles = np.asarray(masks.to_dense(mask, T, T)).reshape(N, TILE, N, TILE)
+    some, every = tiles.any((1, 3)), tiles.all((1, 3))
+    return np.array([some.sum(), (some & ~every).sum()])
+
+
+IDS = np.stack([np.arange(T) // n for n in (16, 40, 7)]).astype(np.int32)
+LENGTHS = np.array([0, 33, 80], np.int32)
+TABLES = np.random.default_rng(0).random((3, N, N)) < 0.4
+MASKS = {  # of arrays that differ between the examples
+    "segments": (lambda ids: masks.segments(ids), IDS),
+    "documents": (lambda ids: masks.segments(ids) & masks.causal(), IDS),
+    "lengths": (lambda n: masks.lengths(k=n), LENGTHS),
+    "prefix": (lambda n: masks.prefix(n) | masks.causal(), LENGTHS),
+    "blocks": (lambda table: masks.blocks(table, TILE), TABLES),
+    "not blocks": (lambda table: ~masks.blocks(table, TILE) & masks.window(40), TABLES),
+    "causal": (lambda _: masks.causal(), LENGTHS),
+    "where": (lambda _: masks.where(lambda t, s: t * s < 999), LENGTHS),
+    "nothing": (lambda _: masks.full(), LENGTHS),
+}
+
+SHARED = ("causal", "where")
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_only_tiles_in_which_some_meet_are_computed_and_only_those_in_which_some_do_not_are_masked(name):
+    """Forward and backward, the arrays traced and different for each example under vmap."""
+    make, arrays = MASKS[name]
+    x = normal(3, T, 2, dtype=np.float32)
+
+    def head(score, wrap, x, array):
+        return jattn.attention(x, x, x, mask=wrap(make(array)), score=score, tile=(TILE, TILE)).sum()
+
+    def forward(score, wrap):
+        return jax.jit(jax.vmap(lambda x, a: head(score, wrap, x, a)))(x, arrays)
+
+    def gradient(score, wrap):
+        return jax.jit(jax.vmap(jax.grad(lambda x, a: head(score, wrap, x, a)), (0, 0)))(x, arrays)
+
+    want = sum(wanted(make(jnp.asarray(a))) for a in arrays)
+    if name in SHARED:
+        want[1] //= len(arrays)  # one mask for all is asked once for those that run side by side
+    np.testing.assert_array_equal(counted(forward), want)
+    if name in ("documents", "not blocks", "causal"):
+        np.testing.assert_array_equal(counted(gradient), 2 * want)
+
+
+def test_a_visit_too_many_would_be_counted():
+    class Vague(Masked):
+        def verdict(self, q, k):
+            return True, False
+
+    jax.tree_util.register_pytree_node(Vague, lambda m: ((m.mask,), m.tally), lambda tally, c: Vague(c[0], tally))
+    x, tally = normal(T, 2, dtype=np.float32), Tally()
+
+    def call(score, _):
+        return jattn.attention(x, x, x, mask=Vague(masks.causal(), tally), score=score, tile=(TILE, TILE))
+
+    visits, _ = counted(call)
+    assert (visits, tally.count) == (N * N, N * N)
+    assert wanted(masks.causal()).tolist() == [N * (N + 1) // 2, N]
