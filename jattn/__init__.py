@@ -6,11 +6,12 @@ explain                 every intermediate: scores → scaled → weights → ou
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
 flow                    the gradient: closed forms, paths of optimisers, what they obey
+positions               where a token stands: rotary and its scalings, sinusoidal
 masks                   whether a query and a key meet
 reference               the definition, dense, on one page
 """
 
-from jattn import flow, masks, reference
+from jattn import flow, masks, positions, reference
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
 from jattn.door import attention, explain, weights_of
@@ -28,6 +29,7 @@ __all__ = [
     "log_softmax",
     "masks",
     "merge",
+    "positions",
     "reference",
     "softmax",
     "weights_of",

@@ -25,10 +25,13 @@ ALL = [
     "log_softmax",
     "masks",
     "merge",
+    "positions",
     "reference",
     "softmax",
     "weights_of",
 ]
+POSITIONS = ["compose", "dynamic_ntk", "frequencies", "linear", "llama3", "longrope", "ntk", "rotary", "sections"]
+POSITIONS += ["sinusoidal", "yarn"]
 MASKS = ["causal", "dense", "lengths", "to_dense", "window"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
 
@@ -61,6 +64,7 @@ def test_the_functions_that_are_documented_are_all_of_them():
     wanted = {f"jattn.{n}" for n in ALL if inspect.isfunction(getattr(jattn, n))}
     wanted |= {f"jattn.flow.{n}" for n in jattn.flow.__all__ if inspect.isfunction(getattr(jattn.flow, n))}
     wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
+    wanted |= {f"jattn.positions.{n}" for n in POSITIONS}
     assert set(FUNCTIONS) == wanted
 
 
