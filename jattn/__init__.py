@@ -6,12 +6,13 @@ explain                 every intermediate: scores → scaled → weights → ou
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
 flow                    the gradient: closed forms, paths of optimisers, what they obey
+heads                   tokens in, tokens out: multi-head, grouped, latent
 positions               where a token stands: rotary and its scalings, sinusoidal
 masks                   whether a query and a key meet
 reference               the definition, dense, on one page
 """
 
-from jattn import flow, masks, positions, reference
+from jattn import flow, heads, masks, positions, reference
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
 from jattn.door import attention, explain, weights_of
@@ -26,6 +27,7 @@ __all__ = [
     "dot_product_attention",
     "explain",
     "flow",
+    "heads",
     "log_softmax",
     "masks",
     "merge",

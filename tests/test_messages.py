@@ -12,7 +12,7 @@ import pytest
 from _flow_messages import FLOW
 from _inputs import D, Dv, S, T
 from test_lab import MESSAGES as LAB
-from _refused_heads import POSITIONS
+from _refused_heads import HEADS, POSITIONS
 
 import jattn
 from jattn import masks
@@ -174,6 +174,7 @@ TABLE = [
     (lambda: masks.to_dense(~masks.dense(ones(2, 3, dtype=bool)), T, S), ValueError, "to_dense: mask must broadcast to [T, S], got mask [2, 3]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (lambda: masks.to_dense(masks.causal(), T, S), ValueError, f"to_dense: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
     *POSITIONS,
+    *HEADS,
 ]  # fmt: skip
 TABLE[1:1] = FLOW
 NAMES = [message.split(", got")[0] for _, _, message in TABLE]

@@ -22,6 +22,7 @@ ALL = [
     "dot_product_attention",
     "explain",
     "flow",
+    "heads",
     "log_softmax",
     "masks",
     "merge",
@@ -32,6 +33,8 @@ ALL = [
 ]
 POSITIONS = ["compose", "dynamic_ntk", "frequencies", "linear", "llama3", "longrope", "ntk", "rotary", "sections"]
 POSITIONS += ["sinusoidal", "yarn"]
+HEADS = ["grouped", "init", "latent_absorbed", "latent_expanded", "latent_init", "latents", "multi_head", "output"]
+HEADS += ["project", "rms_norm"]
 MASKS = ["causal", "dense", "lengths", "to_dense", "window"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
 
@@ -65,6 +68,7 @@ def test_the_functions_that_are_documented_are_all_of_them():
     wanted |= {f"jattn.flow.{n}" for n in jattn.flow.__all__ if inspect.isfunction(getattr(jattn.flow, n))}
     wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
     wanted |= {f"jattn.positions.{n}" for n in POSITIONS}
+    wanted |= {f"jattn.heads.{n}" for n in HEADS}
     assert set(FUNCTIONS) == wanted
 
 
