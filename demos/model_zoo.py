@@ -7,6 +7,7 @@ with random weights, runs it, and compares every layer: its output, and the grad
 
 import argparse
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import _cli
@@ -193,6 +194,8 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def compute(args: argparse.Namespace) -> dict:
+    if not (find_spec("torch") and find_spec("transformers")):
+        raise _cli.BadInput("The models come from transformers and torch. Install them: pip install 'jattn[parity]'.")
     rows = []
     with jax.enable_x64(False):  # the models are float32, and so is what is claimed
         for model in [args.model] if args.model else zoo.CONFIGS:

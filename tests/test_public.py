@@ -37,6 +37,7 @@ HEADS = ["grouped", "init", "latent_absorbed", "latent_expanded", "latent_init",
 HEADS += ["project", "rms_norm"]
 MASKS = ["causal", "dense", "lengths", "to_dense", "window"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
+EXTRAS += ["flax", "equinox", "haiku", "transformers"]
 
 
 def modules():
