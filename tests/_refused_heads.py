@@ -5,7 +5,7 @@ import jax
 import numpy as np
 from _inputs import S, T
 
-from jattn import heads, positions
+from jattn import heads, hosts, positions
 from jattn.positions import Frequencies, rotary
 
 
@@ -68,4 +68,8 @@ HEADS = [
     (lambda: heads.grouped(ones(T, 6), ones(2, S, 6), ones(2, S, 6)), ValueError, "grouped: q must have the axes [H, T, D], got q [13, 6]. No batch: map with jax.vmap."),
     (lambda: heads.latent_expanded(LATENT, ones(T, 7), turn=rotary), ValueError, "latents: x [T, E] must be as wide as params take, got x [13, 7] and kv_down [8, 3]. Make params for this width: latent_init(key, width, ...)."),
     (lambda: heads.latent_absorbed(LATENT, ones(2, T, 8), turn=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
+]  # fmt: skip
+
+HOSTS = [
+    (lambda: hosts.host("abacus"), ImportError, "hosts: abacus must be installed for jattn.hosts.abacus, got abacus not found. Run pip install 'jattn[hosts]'."),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from _flow_messages import FLOW
 from _inputs import D, Dv, S, T
 from test_lab import MESSAGES as LAB
-from _refused_heads import HEADS, POSITIONS
+from _refused_heads import HEADS, HOSTS, POSITIONS
 
 import jattn
 from jattn import masks
@@ -152,6 +152,9 @@ TABLE = [
     (lambda: jattn.merge((V, V[:, 0]), (V, V)), ValueError, f"merge: lse_b must have the axes of out_b without the last, got out_b [17, 3] and lse_b [17, 3]. {PAIR}"),
     (lambda: jattn.merge((V, V[:, 0]), (V[1:], V[1:, 0])), ValueError, "merge: the two partials must have one shape, got out_a [17, 3] and out_b [16, 3]. Merge partials of the same queries: broadcast a shared one first."),
     (lambda: jattn.merge((V, whole(S)), (V, V[:, 0])), TypeError, "merge: lse_a must be floating point, got lse_a int32[17]. Convert it first: lse_a.astype(jax.numpy.float32)."),
+    *POSITIONS,
+    *HEADS,
+    *HOSTS,
     # softmax
     (lambda: jattn.softmax(whole(3)), TypeError, "softmax: x must be floating point, got x int32[3]. Convert it first: x.astype(jax.numpy.float32)."),
     (lambda: jattn.log_softmax(ones(3, 2), axis=2), ValueError, "log_softmax: x must have the axis 2, got x [3, 2]. Choose an axis from -2 to 1."),
@@ -173,8 +176,6 @@ TABLE = [
     (lambda: masks.to_dense(masks.causal(), -1, S), ValueError, "to_dense: T must be at least 0, got T -1. Pass a Python int of at least 0."),
     (lambda: masks.to_dense(~masks.dense(ones(2, 3, dtype=bool)), T, S), ValueError, "to_dense: mask must broadcast to [T, S], got mask [2, 3]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (lambda: masks.to_dense(masks.causal(), T, S), ValueError, f"to_dense: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
-    *POSITIONS,
-    *HEADS,
 ]  # fmt: skip
 TABLE[1:1] = FLOW
 NAMES = [message.split(", got")[0] for _, _, message in TABLE]

@@ -9,7 +9,7 @@ Importing one imports its host, and importing `jattn` none. `jattn.dot_product_a
 Everywhere a query that meets nothing gives zeros, where the hosts give the mean of all values.
 """
 
-import importlib
+import importlib.util
 from typing import Any
 
 import jax
@@ -22,13 +22,11 @@ from jattn.masks import Mask
 
 def host(name: str) -> Any:
     """The library of that name, or an ImportError that says how to get it."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        if missing.name != name.split(".")[0]:
-            raise
-        must = f"{missing.name} must be installed for jattn.hosts.{missing.name}"
-        _checks.fail(ImportError, "hosts", must, "Run pip install 'jattn[hosts]'.", **{missing.name: "not found"})
+    root = name.split(".")[0]
+    if importlib.util.find_spec(root) is None:
+        must = f"{root} must be installed for jattn.hosts.{root}"
+        _checks.fail(ImportError, "hosts", must, "Run pip install 'jattn[hosts]'.", **{root: "not found"})
+    return importlib.import_module(name)
 
 
 def attend(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any) -> jax.Array:
