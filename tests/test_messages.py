@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from _flow_messages import FLOW
 from _inputs import D, Dv, S, T
-from test_lab import MESSAGES as LAB
 from _refused_heads import HEADS, HOSTS, POSITIONS
+from test_lab import MESSAGES as LAB
 
 import jattn
 from jattn import masks
