@@ -6,12 +6,14 @@ explain                 every intermediate: scores → scaled → weights → ou
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
 flow                    the gradient: closed forms, paths of optimisers, what they obey
+heads                   tokens in, tokens out: multi-head, grouped, latent
+positions               where a token stands: rotary and its scalings, sinusoidal
 masks                   whether a query and a key meet
 scores                  what a meeting is worth
 reference               the definition, dense, on one page
 """
 
-from jattn import flow, masks, reference, scores
+from jattn import flow, heads, masks, positions, reference, scores
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
 from jattn.door import attention, explain, weights_of
@@ -26,9 +28,11 @@ __all__ = [
     "dot_product_attention",
     "explain",
     "flow",
+    "heads",
     "log_softmax",
     "masks",
     "merge",
+    "positions",
     "reference",
     "scores",
     "softmax",

@@ -27,6 +27,7 @@ FLOORS = {
     "heads": 5,
     "cache": 5,
     "sharding": 5,
+    "hosts": 6,
     "flow": 6,
     "lab": 6,
     "_given": 6,

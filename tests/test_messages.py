@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from _flow_messages import FLOW
 from _inputs import D, Dv, S, T
+from _refused_heads import HEADS, HOSTS, POSITIONS
 from test_lab import MESSAGES as LAB
 
 import jattn
@@ -152,6 +153,9 @@ TABLE = [
     (lambda: jattn.merge((V, V[:, 0]), (V, V)), ValueError, f"merge: lse_b must have the axes of out_b without the last, got out_b [17, 3] and lse_b [17, 3]. {PAIR}"),
     (lambda: jattn.merge((V, V[:, 0]), (V[1:], V[1:, 0])), ValueError, "merge: the two partials must have one shape, got out_a [17, 3] and out_b [16, 3]. Merge partials of the same queries: broadcast a shared one first."),
     (lambda: jattn.merge((V, whole(S)), (V, V[:, 0])), TypeError, "merge: lse_a must be floating point, got lse_a int32[17]. Convert it first: lse_a.astype(jax.numpy.float32)."),
+    *POSITIONS,
+    *HEADS,
+    *HOSTS,
     # softmax
     (lambda: jattn.softmax(whole(3)), TypeError, "softmax: x must be floating point, got x int32[3]. Convert it first: x.astype(jax.numpy.float32)."),
     (lambda: jattn.log_softmax(ones(3, 2), axis=2), ValueError, "log_softmax: x must have the axis 2, got x [3, 2]. Choose an axis from -2 to 1."),

@@ -22,9 +22,11 @@ ALL = [
     "dot_product_attention",
     "explain",
     "flow",
+    "heads",
     "log_softmax",
     "masks",
     "merge",
+    "positions",
     "reference",
     "scores",
     "softmax",
@@ -33,7 +35,12 @@ ALL = [
 MASKS = ["blocks", "causal", "chunked", "dense", "dilated", "empty", "full", "lengths", "picture", "prefix", "segments"]
 MASKS += ["to_dense", "where", "window"]
 SCORES = ["alibi", "alibi_slopes", "bucket", "compose", "distance_bias", "relative_bias", "soft_cap", "temperature"]
+POSITIONS = ["compose", "dynamic_ntk", "frequencies", "linear", "llama3", "longrope", "ntk", "rotary", "sections"]
+POSITIONS += ["sinusoidal", "yarn"]
+HEADS = ["grouped", "init", "latent_absorbed", "latent_expanded", "latent_init", "latents", "multi_head", "output"]
+HEADS += ["project", "rms_norm"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
+EXTRAS += ["flax", "equinox", "haiku", "transformers"]
 
 
 def modules():
@@ -65,6 +72,8 @@ def test_the_functions_that_are_documented_are_all_of_them():
     wanted |= {f"jattn.flow.{n}" for n in jattn.flow.__all__ if inspect.isfunction(getattr(jattn.flow, n))}
     wanted |= {f"jattn.scores.{n}" for n in SCORES}
     wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
+    wanted |= {f"jattn.positions.{n}" for n in POSITIONS}
+    wanted |= {f"jattn.heads.{n}" for n in HEADS}
     assert set(FUNCTIONS) == wanted
 
 

@@ -1,0 +1,26 @@
+"""Heads: tokens in, tokens out. Projections as pure functions of a plain dict of arrays, around `attention`.
+
+A head's shape says everything: there is no configuration. `params["q"]` [E, H, D] and `params["k"]` [C, Hkv, D] make
+it multi-head (Hkv = H), grouped (Hkv divides H) or multi-query (Hkv = 1); a `q_bias` adds a bias because it is there.
+
+    multi_head = project → grouped → output          multi-head, grouped, multi-query; self and cross
+    latent_expanded = latent_absorbed                multi-head latent attention, in its two forms
+
+No batch: map with jax.vmap, in_axes (None, 0).
+"""
+
+from jattn.heads._latent import latent_absorbed, latent_expanded, latent_init, latents
+from jattn.heads._multi import grouped, init, multi_head, output, project, rms_norm
+
+__all__ = [
+    "grouped",
+    "init",
+    "latent_absorbed",
+    "latent_expanded",
+    "latent_init",
+    "latents",
+    "multi_head",
+    "output",
+    "project",
+    "rms_norm",
+]

@@ -1,0 +1,343 @@
+"""Multi-head, grouped and multi-query attention, of a sequence to itself or to another."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _checks
+from jattn._types import Array, ArrayLike, Float, Int
+from jattn.door import attention
+
+LECUN = jax.nn.initializers.lecun_normal()
+Params: TypeAlias = dict[str, Any]
+Turn: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""`turn(x [T, D], positions [T]) -> [T, D]`, as functools.partial(rotary, base=500_000.0)."""
+
+
+def init(
+    key: Array,
+    width: int,
+    *,
+    heads: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    value_dim: int | None = None,
+    context_width: int | None = None,
+    bias: bool = False,
+    qk_norm: Literal["rms", "l2"] | None = None,
+    head_scale: bool = False,
+    gate: bool = False,
+    initializer: Callable[..., Any] = LECUN,
+    dtype: Any = jnp.float32,
+) -> Params:
+    """The parameters of `multi_head`, drawn: a plain dict of arrays.
+
+    Each matrix is drawn as a map of fan_in = (what it sums over) to fan_out: mean 0, and with the default variance
+    1 / fan_in, so that a unit variance stays one. Biases are 0; norms, head scales 1; temperatures √D.
+
+    Args:
+      key: a key of jax.random.
+      width: E, of the tokens that ask and of the result.
+      heads: H. kv_heads: Hkv, which divides H; H if None.
+      head_dim: D, of q and k; E / H if None. value_dim: Dv; D if None.
+      context_width: C, of the tokens that are asked; E if None.
+      bias: q_bias, k_bias, v_bias and out_bias too.
+      qk_norm: 'rms' adds q_norm and k_norm; 'l2' adds temperature.
+      head_scale: add head_scale. gate: add gate.
+      initializer: f(key, (fan_in, fan_out), dtype), as those of jax.nn.initializers: `glorot_uniform()` has variance
+        2 / (fan_in + fan_out), as PyTorch and Vaswani et al.; `normal(0.02)` 0.0004, as GPT-2.
+      dtype: of every array.
+
+    Returns:
+      q [E, H, D], k [C, Hkv, D], v [C, Hkv, Dv], out [H, Dv, E]; and, where asked for, q_bias [H, D], k_bias [Hkv, D],
+      v_bias [Hkv, Dv], out_bias [E]; q_norm [D], k_norm [D]; temperature [H]; head_scale [H]; gate [E, H, Dv].
+
+    Raises:
+      ValueError: kv_heads does not divide heads; or heads does not divide width and head_dim is not given.
+
+    Source: LeCun et al. 1998, "Efficient BackProp", section 4.6, for the variance.
+
+    Example:
+      >>> import jax
+      >>> from jattn import heads
+      >>> params = heads.init(jax.random.key(0), 32, heads=4, kv_heads=2)
+      >>> {name: w.shape for name, w in params.items()}
+      {'q': (32, 4, 8), 'k': (32, 2, 8), 'v': (32, 2, 8), 'out': (4, 8, 32)}
+    """
+    kv_heads, context_width = kv_heads or heads, context_width or width
+    if heads % kv_heads:
+        got = {"heads": str(heads), "kv_heads": str(kv_heads)}
+        remedy = "Each key/value head serves the same number of query heads."
+        _checks.fail(ValueError, "init", "heads must be a multiple of kv_heads", remedy, **got)
+    if head_dim is None and width % heads:
+        got = {"width": str(width), "heads": str(heads)}
+        _checks.fail(ValueError, "init", "width must be a multiple of heads", "Or say how wide: head_dim=64.", **got)
+    D = head_dim or width // heads
+    Dv = value_dim or D
+    shapes = {"q": (width, heads, D), "k": (context_width, kv_heads, D), "v": (context_width, kv_heads, Dv)}
+    params = matrices(key, shapes | {"out": (heads, Dv, width)} | ({"gate": (width, heads, Dv)} if gate else {}),
+                      initializer, dtype)  # fmt: skip
+    if bias:
+        params |= {f"{name}_bias": jnp.zeros(shapes[name][1:], dtype) for name in shapes}
+        params["out_bias"] = jnp.zeros(width, dtype)
+    if qk_norm == "rms":
+        params |= {"q_norm": jnp.ones(D, dtype), "k_norm": jnp.ones(D, dtype)}
+    if qk_norm == "l2":
+        params["temperature"] = jnp.full(heads, D**0.5, dtype)
+    return params | ({"head_scale": jnp.ones(heads, dtype)} if head_scale else {})
+
+
+def matrices(key: Array, shapes: Mapping[str, tuple[int, ...]], initializer: Callable[..., Any], dtype: Any) -> Params:
+    """Each matrix by its name; it maps its first axis to the others, `out` its first two to the last."""
+    made = {}
+    for (name, shape), k in zip(shapes.items(), jax.random.split(key, len(shapes)), strict=True):
+        fan_in = shape[0] * shape[1] if name == "out" else shape[0]
+        made[name] = initializer(k, (fan_in, math.prod(shape) // fan_in), dtype).reshape(shape)
+    return made
+
+
+def multi_head(
+    params: Params,
+    x: Float[ArrayLike, "T E"],
+    context: Float[ArrayLike, "S C"] | None = None,
+    *,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
+    turn: Turn | None = None,
+    eps: float = 1e-6,
+    each: dict[str, Any] | None = None,
+    **options: Any,
+) -> Float[Array, "T E"]:
+    """Attention of tokens to themselves, or to a context: project, attend in every head, join the heads.
+
+        out_t = Σ_h γ_h g_th ⊙ attention(q_h, k_⌊h Hkv/H⌋, v_⌊h Hkv/H⌋)_t · params["out"]_h
+
+    No batch: map with jax.vmap, in_axes (None, 0). What is not in `params` is left out: the biases, the norms of q and
+    k (RMS with q_norm and k_norm, L2 with temperature), the head scale γ and the gate g = σ(x · params["gate"]).
+
+    Args:
+      params: as `init` makes them: q [E, H, D], k [C, Hkv, D], v [C, Hkv, Dv], out [H, Dv, E] or any width, and more.
+      x: [T, E], the tokens that ask.
+      context: [S, C], the tokens that are asked; x if None.
+      q_positions: integers [T], where each token of x stands, in tokens; 0, 1, 2, … if None.
+      k_positions: integers [S], likewise for the context; those of x if there is none. Both are needed beside a
+        context where something looks at them: `turn`, a mask or a score.
+      turn: what positions do to q and k of each head, after their norm: f(x [T, D], positions [T]) -> [T, D], as
+        functools.partial(rotary, base=500_000.0).
+      eps: added to the mean square in the norms of q and k.
+      each: options of `attention` that have one entry a head, as {"sink": [H], "bias": [H, T, S],
+        "score": a pytree that is a function, with a leading axis H in its leaves}.
+      **options: options of `attention` that all heads share: mask, score, bias, sink, scale, dropout_rate, tile; and
+        dropout_key, which is split over the heads.
+
+    Returns:
+      [T, E], in the dtype that x and params have together. A token that meets nothing gives 0, or its out_bias.
+
+    Raises:
+      TypeError, ValueError: as `attention`; params do not fit x, the context, or one another; positions are missing.
+
+    Memory: linear in T and S, as `attention`; a key/value head is never repeated.
+
+    Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023, "GQA"; Henry et al. 2020, "Query-key normalization
+      for transformers"; Shleifer et al. 2021, "NormFormer", for γ; Qiu et al. 2025, "Gated attention for large language
+      models", for g.
+
+    Example:
+      >>> import jax, jattn
+      >>> from jattn import heads
+      >>> params = heads.init(jax.random.key(0), 32, heads=4, kv_heads=2)
+      >>> x = jax.random.normal(jax.random.key(1), (3, 7, 32))
+      >>> block = lambda params, x: heads.multi_head(params, x, mask=jattn.masks.causal())
+      >>> jax.vmap(block, (None, 0))(params, x).shape
+      (3, 7, 32)
+    """
+    x = _checks.array("multi_head", "x", x)
+    if turn is not None and context is not None and (q_positions is None or k_positions is None):
+        missing = [n for n, p in (("q_positions", q_positions), ("k_positions", k_positions)) if p is None]
+        remedy = (
+            "Say where the tokens of x and of the context stand, or leave turn out: cross attention has mostly none."
+        )
+        _checks.fail(
+            ValueError, "multi_head", "turn looks at positions, so both sides must have them beside a context", remedy,
+            no=" and no ".join(missing),
+        )  # fmt: skip
+    k_positions = q_positions if context is None and k_positions is None else k_positions
+    q, k, v = project(params, x, context, q_positions=q_positions, k_positions=k_positions, turn=turn, eps=eps)
+    if "temperature" in params:
+        options = {"scale": 1.0} | options
+    out = grouped(q, k, v, each=each, q_positions=q_positions, k_positions=k_positions, **options)
+    return output(params, out, x)
+
+
+def project(
+    params: Params,
+    x: Float[ArrayLike, "T E"],
+    context: Float[ArrayLike, "S C"] | None = None,
+    *,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
+    turn: Turn | None = None,
+    eps: float = 1e-6,
+) -> tuple[Float[Array, "H T D"], Float[Array, "Hkv S D"], Float[Array, "Hkv S Dv"]]:
+    """The q, k and v of every head, normed and turned: the first third of `multi_head`.
+
+    Args:
+      params, x, context, q_positions, k_positions, turn, eps: as in `multi_head`; positions that are None are row
+        numbers.
+
+    Returns:
+      q [H, T, D], k [Hkv, S, D], v [Hkv, S, Dv]: what a cache keeps is k and v. With a temperature, q holds it.
+
+    Raises:
+      ValueError: params do not fit x, the context, or one another.
+
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    Example:
+      >>> import jax
+      >>> from jattn import heads
+      >>> params = heads.init(jax.random.key(0), 32, heads=4, kv_heads=1)
+      >>> q, k, v = heads.project(params, jax.random.normal(jax.random.key(1), (7, 32)))
+      >>> q.shape, k.shape, v.shape
+      ((4, 7, 8), (1, 7, 8), (1, 7, 8))
+    """
+    where = "project"
+    x = _checks.array(where, "x", x)
+    context = x if context is None else _checks.array(where, "context", context)
+    for name, tokens, axes in (("q", x, "[T, E]"), ("k", context, "[S, C]"), ("v", context, "[S, C]")):
+        said = "x" if name == "q" else "context"
+        _checks.rank(where, 2, axes, "No batch: map with jax.vmap, in_axes (None, 0).", **{said: tokens})
+        if tokens.shape[1] != params[name].shape[0]:
+            must = f"{said} {axes} must be as wide as params['{name}'] takes"
+            remedy = "Make params for this width: init(key, width, context_width=...)."
+            _checks.fail(ValueError, where, must, remedy, **{said: tokens, name: params[name]})
+
+    def of(name: str, tokens: jax.Array) -> jax.Array:
+        made = jnp.einsum("te,ehd->htd", tokens, params[name])
+        return made + params[f"{name}_bias"][:, None, :] if f"{name}_bias" in params else made
+
+    q, k, v = of("q", x), of("k", context), of("v", context)
+    if "q_norm" in params:
+        q, k = rms_norm(q, params["q_norm"], eps=eps), rms_norm(k, params["k_norm"], eps=eps)
+    if "temperature" in params:  # L2: a root mean square of 1/√D is a length of 1
+        unit = jnp.full(q.shape[-1], q.shape[-1] ** -0.5, q.dtype)
+        q, k = rms_norm(q, unit, eps=eps) * params["temperature"][:, None, None], rms_norm(k, unit, eps=eps)
+    if turn is not None:
+        q_positions, k_positions = (
+            jnp.arange(n, dtype=jnp.int32) if p is None else jnp.asarray(p)
+            for n, p in ((q.shape[1], q_positions), (k.shape[1], k_positions))
+        )
+        each = jax.vmap(turn, (0, None))
+        q, k = each(q, q_positions), each(k, k_positions)
+    return q, k, v
+
+
+def grouped(
+    q: Float[ArrayLike, "H T D"],
+    k: Float[ArrayLike, "Hkv S D"],
+    v: Float[ArrayLike, "Hkv S Dv"],
+    *,
+    each: dict[str, Any] | None = None,
+    **options: Any,
+) -> Float[Array, "H T Dv"]:
+    """`attention` in every head, H / Hkv query heads to each key/value head: the middle third of `multi_head`.
+
+    Args:
+      q: [H, T, D]. k: [Hkv, S, D]. v: [Hkv, S, Dv].
+      each, **options: as in `multi_head`. With return_lse=True the result is (out, lse [H, T]).
+
+    Returns:
+      [H, T, Dv].
+
+    Raises:
+      TypeError, ValueError: as `attention`; or the heads do not fit.
+
+    Source: Ainslie et al. 2023, "GQA", section 2.2.
+
+    Example:
+      >>> import jax
+      >>> from jattn import heads
+      >>> q = jax.random.normal(jax.random.key(0), (4, 5, 8))
+      >>> k, v = jax.random.normal(jax.random.key(1), (2, 2, 7, 8))
+      >>> heads.grouped(q, k, v).shape
+      (4, 5, 8)
+    """
+    where, no_batch = "grouped", "No batch: map with jax.vmap."
+    q, k, v = (_checks.array(where, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    _checks.rank(where, 3, "[H, T, D]", no_batch, q=q)
+    _checks.rank(where, 3, "[Hkv, S, D]", no_batch, k=k, v=v)
+    H, Hkv = q.shape[0], k.shape[0]
+    if Hkv == 0 or H % Hkv or v.shape[0] != Hkv:
+        remedy = "Each key/value head serves the same number of query heads."
+        _checks.fail(ValueError, where, "H must be a multiple of Hkv, in k and v alike", remedy, q=q, k=k, v=v)
+    own = dict(each or {})
+    if options.get("dropout_key") is not None:
+        own["dropout_key"] = jax.random.split(options.pop("dropout_key"), H)
+    for leaf in jax.tree.leaves(own):
+        if jnp.shape(leaf)[:1] != (H,):
+            remedy = "What all heads share goes beside it, as an option of its own."
+            _checks.fail(ValueError, where, f"each must have one entry a head, H = {H}", remedy, each=leaf)
+
+    def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
+        return attention(q, k, v, **own, **options)
+
+    split, joined = (lambda a: a.reshape(Hkv, H // Hkv, *a.shape[1:])), (lambda a: a.reshape(H, *a.shape[2:]))
+    over_heads = jax.vmap(jax.vmap(head, (0, None, None, 0)))
+    return jax.tree.map(joined, over_heads(split(q), k, v, jax.tree.map(split, own)))
+
+
+def output(params: Params, out: Float[Array, "H T Dv"], x: Float[ArrayLike, "T E"]) -> Float[Array, "T E"]:
+    """The heads scaled, gated and joined: the last third of `multi_head`.
+
+    Args:
+      params, x: as in `multi_head`; x is what the gate looks at.
+      out: [H, T, Dv].
+
+    Returns:
+      [T, E].
+
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jattn import heads
+      >>> params = heads.init(jax.random.key(0), 32, heads=4)
+      >>> heads.output(params, jnp.ones((4, 7, 8)), jnp.ones((7, 32))).shape
+      (7, 32)
+    """
+    if "head_scale" in params:
+        out = out * params["head_scale"][:, None, None]
+    if "gate" in params:
+        out = out * jax.nn.sigmoid(jnp.einsum("te,ehd->htd", jnp.asarray(x), params["gate"]))
+    joined = jnp.einsum("htd,hde->te", out, params["out"])
+    return joined + params["out_bias"][None] if "out_bias" in params else joined
+
+
+def rms_norm(x: Float[ArrayLike, "*B D"], weight: Float[ArrayLike, " D"], *, eps: float = 1e-6) -> Float[Array, "*B D"]:
+    """Vectors brought to a root mean square of 1, each column times its weight.
+
+        x_i · weight_i / √(mean_j x_j² + eps)
+
+    Args:
+      x: [..., D].
+      weight: [D]; all 1/√D makes it the L2 norm.
+      eps: ≥ 0, added to the mean square; a vector of zeros stays one, if eps > 0.
+
+    Returns:
+      [..., D] in the dtype of x, computed in float32 or wider.
+
+    Source: Zhang and Sennrich 2019, "Root mean square layer normalization", eq. 4.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn.heads import rms_norm
+      >>> print(rms_norm(jnp.array([3.0, -3.0]), jnp.array([1.0, 2.0]), eps=0.0))
+      [ 1. -2.]
+    """
+    x, weight = jnp.asarray(x), jnp.asarray(weight)
+    wide = x.astype(_checks.wide(x))
+    normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
+    return (normed * weight.astype(wide.dtype).reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)

@@ -1,0 +1,52 @@
+"""For equinox: `MultiheadAttention`, in place of equinox.nn's, with the same arguments, weights and results.
+
+>>> import jax, jax.numpy as jnp
+>>> from jattn.hosts.equinox import MultiheadAttention
+>>> layer = MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
+>>> x = jnp.ones((5, 8))
+>>> layer(x, x, x).shape
+(5, 8)
+"""
+
+from typing import Any
+
+import jax
+
+from jattn.hosts import attend, host
+from jattn.masks import Mask
+
+eqx = host("equinox")
+
+
+_Base: Any = eqx.nn.MultiheadAttention
+
+
+class MultiheadAttention(_Base):
+    """equinox.nn.MultiheadAttention at linear memory. Its mask may also be a value of `jattn.masks`."""
+
+    def __call__(
+        self,
+        query: Any,
+        key_: Any,
+        value: Any,
+        mask: Any = None,
+        *,
+        key: Any = None,
+        inference: bool | None = None,
+        process_heads: Any = None,
+        **options: Any,
+    ) -> jax.Array:
+        """As equinox.nn.MultiheadAttention; further options are those of `jattn.dot_product_attention`."""
+        q, k, v = (self._heads(*x) for x in ((self.query_proj, query), (self.key_proj, key_), (self.value_proj, value)))
+        if process_heads is not None:
+            q, k, v = process_heads(q, k, v)
+        off = self.dropout.inference if inference is None else inference
+        if not off and self.dropout.p > 0:
+            options |= {"dropout_rate": self.dropout.p, "dropout_key": key}
+        if mask is not None and not isinstance(mask, Mask) and mask.ndim == 2:
+            mask = mask[None]
+        out = attend(q, k, v, None, mask, **options)
+        return jax.vmap(self.output_proj)(out.reshape(query.shape[0], -1))
+
+    def _heads(self, projection: Any, x: Any) -> jax.Array:
+        return jax.vmap(projection)(x).reshape(x.shape[0], self.num_heads, -1)

@@ -1,0 +1,91 @@
+"""For flax: `attention_fn`, which flax.nnx.MultiHeadAttention and flax.linen's modules take as an argument.
+
+>>> import jax.numpy as jnp
+>>> from flax import nnx
+>>> from jattn.hosts.flax import attention_fn
+>>> layer = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0), attention_fn=attention_fn)
+>>> layer(jnp.ones((3, 5, 8))).shape
+(3, 5, 8)
+"""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn.hosts import attend, attend_alike, host
+
+_flax = host("flax")
+
+
+def attention_fn(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Any = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    is_causal: bool = False,
+) -> jax.Array:
+    """Attention under the signature of flax.nnx.dot_product_attention and flax.linen's.
+
+    Args:
+      query: [*B, T, N, H]. key: [*B, S, K, H]. value: [*B, S, K, Hv], N a multiple of K.
+      bias, mask: of any shape that broadcasts to [*B, N, T, S].
+      broadcast_dropout: one draw of dropout for all heads and examples, instead of one for each.
+      dropout_rng: a key of jax.random. dropout_rate: the share of weights that are dropped, unless `deterministic`.
+      dtype: in which query, key and value are taken; that which they have together if None.
+      precision: of matrix products, as in jax.lax.Precision.
+      module: a module of flax that keeps the weights, with its `sow`: T × S memory, and no dropout is in them.
+      is_causal: query t meets keys s ≤ t, counted from the first rows.
+
+    Returns:
+      [*B, T, N, Hv]. Where it drops, it drops other weights than flax for the same key. A query that meets nothing
+      gives zeros, where flax gives the mean of all values.
+
+    Raises:
+      TypeError, ValueError: as `dot_product_attention`.
+
+    Memory: linear in T and S, unless a module keeps the weights.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jattn.hosts.flax import attention_fn
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
+      >>> attention_fn(query, key, value, is_causal=True, deterministic=True).shape
+      (2, 5, 4, 8)
+    """
+    dtype = dtype or jnp.result_type(query, key, value)
+    query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
+    dropping = not deterministic and dropout_rate > 0
+    options = {"is_causal": is_causal} | (
+        {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}
+    )
+    with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision):
+        if module is not None:
+            _keep(module, _weights(query, key, value, bias, mask, is_causal))
+        f = attend_alike if dropping and broadcast_dropout else attend
+        return f(query, key, value, bias, mask, **options)
+
+
+def _weights(query: Any, key: Any, value: Any, bias: Any, mask: Any, is_causal: bool) -> jax.Array:
+    """[*B, N, T, S]: the values of an attention whose values are the unit vectors."""
+    S, N = key.shape[-3], query.shape[-2]
+    units = jnp.broadcast_to(jnp.eye(S, dtype=query.dtype)[:, None], (*key.shape[:-1], S))
+    return jnp.moveaxis(attend(query, key, units, bias, mask, is_causal=is_causal), -3, -2).reshape(
+        *query.shape[:-3], N, query.shape[-3], S
+    )
+
+
+def _keep(module: Any, weights: jax.Array) -> None:
+    """As flax's own attention does: `attention_weights` among the intermediates."""
+    nnx = host("flax.nnx")
+    kind = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
+    module.sow(kind, "attention_weights", weights)

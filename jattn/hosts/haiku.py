@@ -1,0 +1,36 @@
+"""For haiku: `MultiHeadAttention`, in place of haiku's, with the same arguments, parameters and results.
+
+>>> import haiku as hk
+>>> import jax, jax.numpy as jnp
+>>> from jattn.hosts.haiku import MultiHeadAttention
+>>> draw = hk.initializers.VarianceScaling(1.0)
+>>> layer = hk.transform(lambda x: MultiHeadAttention(num_heads=2, key_size=4, w_init=draw)(x, x, x))
+>>> x = jnp.ones((3, 5, 8))
+>>> layer.apply(layer.init(jax.random.key(0), x), None, x).shape
+(3, 5, 8)
+"""
+
+from typing import Any
+
+import jax
+
+from jattn.hosts import attend, host
+
+hk = host("haiku")
+
+
+_Base: Any = hk.MultiHeadAttention
+
+
+class MultiHeadAttention(_Base):
+    """haiku.MultiHeadAttention at linear memory. Its mask may also be a value of `jattn.masks`."""
+
+    def __call__(self, query: Any, key: Any, value: Any, mask: Any = None, **options: Any) -> jax.Array:
+        """As haiku.MultiHeadAttention; further options are those of `jattn.dot_product_attention`."""
+        q = self._linear_projection(query, self.key_size, "query")
+        k = self._linear_projection(key, self.key_size, "key")
+        v = self._linear_projection(value, self.value_size, "value")
+        out = attend(q, k, v, None, mask, **options)
+        joined = out.reshape(*out.shape[:-2], -1)
+        more = {"w_init": self.w_init, "with_bias": self.with_bias, "b_init": self.b_init}
+        return hk.Linear(self.model_size, **more)(joined)

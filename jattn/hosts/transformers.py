@@ -1,0 +1,101 @@
+"""For code in the shape of transformers: `attention_interface`, which its attention layers call, for JAX arrays.
+
+transformers itself runs on torch alone since version 5; models ported to JAX often keep this signature. Nothing of it
+is imported.
+
+    >>> import jax
+    >>> from jattn.hosts.transformers import attention_interface
+    >>> query = jax.random.normal(jax.random.key(0), (2, 4, 5, 8))
+    >>> key, value = jax.random.normal(jax.random.key(1), (2, 2, 2, 5, 8))  # two heads serve four
+    >>> out, weights = attention_interface(None, query, key, value, None, is_causal=True)
+    >>> out.shape
+    (2, 5, 4, 8)
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn import masks
+from jattn.hosts import attend
+
+
+def attention_interface(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Any = None,
+    position_bias: Any = None,
+    is_causal: bool | None = None,
+    dropout_key: Any = None,
+    **ignored: Any,
+) -> tuple[jax.Array, None]:
+    """Attention under the signature of transformers' AttentionInterface.
+
+    Args:
+      module: looked at for `is_causal` alone, where the argument is None; may be None.
+      query: [B, N, T, H]. key: [B, K, S, H]. value: [B, K, S, Hv], N a multiple of K.
+      attention_mask: booleans, or numbers to add, of a shape that broadcasts to [B, N, T, S]. Where it is given it
+        says everything: `is_causal` and `sliding_window` are those of a call without one.
+      scaling: what the dot products are multiplied by; 1/√H if None.
+      dropout: the share of weights to drop. dropout_key: a key of jax.random, which torch has no need of.
+      sliding_window: how many tokens a query meets at most, itself included.
+      softcap: c of c · tanh(score / c), before any mask.
+      s_aux: sinks, [N].
+      position_bias: added to the scores, of a shape that broadcasts to [B, N, T, S].
+      is_causal: query t meets keys s ≤ t, counted from the last rows, as a decoder with a cache needs.
+      ignored: what else transformers passes on.
+
+    Returns:
+      (out [B, T, N, Hv], None): no weights.
+
+    Raises:
+      TypeError, ValueError: as `dot_product_attention`.
+
+    Memory: linear in T and S; a mask of T × S is the caller's own.
+
+    Example:
+      >>> import jax
+      >>> from jattn.hosts.transformers import attention_interface
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 4, 5, 8))
+      >>> attention_interface(None, query, key, value, None, sliding_window=3, is_causal=True)[0].shape
+      (2, 5, 4, 8)
+    """
+    T, S = query.shape[2], key.shape[2]
+    mask: Any = None
+    bias = position_bias
+    if attention_mask is None:
+        is_causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+        if is_causal and sliding_window is not None:
+            mask = masks.window(left=sliding_window - 1, right=0)
+        elif is_causal:
+            mask = masks.causal()
+    elif jnp.asarray(attention_mask).dtype == jnp.bool_:
+        mask = attention_mask
+    else:
+        bias = attention_mask if bias is None else bias + attention_mask
+    stand = {"q_positions": jnp.arange(S - T, S, dtype=jnp.int32), "k_positions": jnp.arange(S, dtype=jnp.int32)}
+    cap = None if softcap is None else lambda score, t, s: softcap * jnp.tanh(score / softcap)
+    q, k, v = (jnp.moveaxis(x, 1, 2) for x in (query, key, value))
+    out = attend(
+        q,
+        k,
+        v,
+        bias,
+        mask,
+        scale=scaling,
+        score=cap,
+        sink=s_aux,
+        dropout_rate=dropout,
+        dropout_key=dropout_key,
+        **stand,
+    )
+    return out, None

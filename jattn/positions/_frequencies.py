@@ -1,0 +1,74 @@
+"""How fast each pair of columns turns: a value, and what a scaling makes of it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+from jattn import _checks
+
+
+class Frequencies(NamedTuple):
+    """How fast each pair of columns turns, and how much longer it becomes."""
+
+    inv: Any
+    """[R/2], radians a token: a NumPy float64 array, or a jax array where it depends on something traced or learned."""
+    base: float
+    """The number whose powers they were before any scaling."""
+    factor: Any = 1.0
+    """The attention factor: what turned columns are multiplied by, in q and in k: scores have its square."""
+
+
+Scaling: TypeAlias = Callable[[Frequencies], Frequencies]
+"""What stretches a model's rotary beyond its training: frequencies to frequencies."""
+
+
+def frequencies(width: int, *, base: float = 10_000.0, scaling: Scaling | None = None) -> Frequencies:
+    """How fast `rotary` turns each of width / 2 pairs of columns.
+
+        inv_i = base^(−2 i / width),    then the scaling
+
+    Args:
+      width: R, how many columns turn; even.
+      base: > 1, what the slowest pair approaches: its period is almost 2π · base tokens.
+      scaling: a function from frequencies to frequencies, as `linear(8.0)`; None for none.
+
+    Returns:
+      Frequencies, `inv` in NumPy's float64 unless the scaling made it a jax array.
+
+    Raises:
+      TypeError: the scaling does not return Frequencies.
+      ValueError: width is odd or base is not above 1; or the scaling returns another number of frequencies.
+
+    Source: Su et al. 2021, "RoFormer", section 3.2.2.
+
+    Example:
+      >>> from jattn import positions
+      >>> positions.frequencies(4, base=100.0).inv.tolist()
+      [1.0, 0.1]
+      >>> positions.frequencies(4, base=100.0, scaling=positions.linear(2.0)).inv.tolist()
+      [0.5, 0.05]
+    """
+    return frequencies_of("frequencies", width, base, scaling)
+
+
+def frequencies_of(where: str, width: int, base: float, scaling: Scaling | None) -> Frequencies:
+    """`frequencies`, its errors in the name of `where`."""
+    width = _checks.count(where, "width", width)
+    if width % 2:
+        _checks.fail(ValueError, where, "width must be even", "Columns turn in pairs.", width=str(width))
+    if not base > 1:
+        _checks.fail(ValueError, where, "base must be above 1", "Most models have 10_000.0.", base=str(base))
+    plain = Frequencies(float(base) ** (-np.arange(0, width, 2) / max(width, 1)), float(base))
+    if scaling is None:
+        return plain
+    scaled = scaling(plain)
+    remedy = "Write a function Frequencies -> Frequencies, as in lambda f: f._replace(inv=f.inv / 2)."
+    if not isinstance(scaled, Frequencies):
+        got = {"scaling": f"returning {type(scaled).__name__}"}
+        _checks.fail(TypeError, where, "scaling must return Frequencies", remedy, **got)
+    if jnp.shape(scaled.inv) != plain.inv.shape:
+        got = {"inv": _checks.shape(scaled.inv)}
+        _checks.fail(ValueError, where, f"scaling must return {width // 2} frequencies", remedy, **got)
+    return scaled

@@ -1,0 +1,75 @@
+"""The refusals of positions, heads and hosts, word for word; test_messages checks them with all others."""
+# ruff: noqa: E501 (a message stands on one line, as it is read)
+
+import jax
+import numpy as np
+from _inputs import S, T
+
+from jattn import heads, hosts, positions
+from jattn.positions import Frequencies, rotary
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def turn(**options):
+    return lambda: rotary(**({"x": ones(T, 6), "positions": ones(T, dtype=np.int32)} | options))
+
+
+SCALING = "Write a function Frequencies -> Frequencies, as in lambda f: f._replace(inv=f.inv / 2)."
+AXES = "Make them with sections(16, 24, 24): as many whole numbers as pairs of columns."
+ON_AXES = ones(3, T, dtype=np.int32)
+
+POSITIONS = [
+    (turn(x=ones(2, T, 6)), ValueError, "rotary: x must have the axes [T, D], got x [2, 13, 6]. This function is one head without a batch: map it with jax.vmap."),
+    (turn(x=ones(T, 6, dtype=np.int32)), TypeError, "rotary: x must be floating point, got x int32[13, 6]. Convert it first: x.astype(jax.numpy.float32)."),
+    (turn(x=ones(T, 5)), ValueError, "rotary: width must be even, got width 5. Columns turn in pairs."),
+    (turn(width=8), ValueError, "rotary: width must not exceed D, got x [13, 6] and width 8. Turn at most every column."),
+    (turn(base=1.0), ValueError, "rotary: base must be above 1, got base 1.0. Most models have 10_000.0."),
+    (turn(positions=ones(T)), TypeError, "rotary: positions must be integer, got positions float32[13]. Positions count tokens: pass whole numbers."),
+    (turn(positions=ON_AXES), ValueError, "rotary: positions must have the shape [T], here [13], got positions [3, 13]. Give one position to each row, or say by axes which of several axes each pair turns on."),
+    (turn(axes=(0, 1, 2)), ValueError, "rotary: positions must have the shape [A, T], T = 13, got positions [13]. Give one row of positions to each axis."),
+    (turn(positions=ON_AXES, axes=(0, 1)), ValueError, f"rotary: axes must name one axis for each of 3 pairs, got axes of 2 numbers. {AXES}"),
+    (turn(positions=ON_AXES, axes=(0, 1, 3)), ValueError, "rotary: axes must be axes of positions [A, T], got axes up to 3 and positions [3, 13]. Axes are counted from 0."),
+    (turn(scaling=lambda f: f.inv), TypeError, f"rotary: scaling must return Frequencies, got scaling returning ndarray. {SCALING}"),
+    (turn(scaling=lambda f: Frequencies(f.inv[1:], f.base)), ValueError, f"rotary: scaling must return 3 frequencies, got inv [2]. {SCALING}"),
+    (turn(scaling=positions.longrope((1.0,), (1.0, 1.0, 1.0), factor=2.0, original=8, length=4)), ValueError, "longrope: short must hold 3 numbers, got short of 1. Give a divisor to each pair of columns that turns: half the width."),
+    (lambda: positions.frequencies(3), ValueError, "frequencies: width must be even, got width 3. Columns turn in pairs."),
+    (lambda: positions.sections(16, -1), ValueError, "sections: pairs must be at least 0, got pairs -1. Pass a Python int of at least 0."),
+    (lambda: positions.sinusoidal(ones(2, T, dtype=np.int32), 4), ValueError, "sinusoidal: positions must have the axes [T], got positions [2, 13]. Map over a batch with jax.vmap."),
+]  # fmt: skip
+
+PARAMS = heads.init(jax.random.key(0), 8, heads=4, kv_heads=2)
+LATENT = heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, turned_dim=2, value_dim=4, kv_rank=3)
+MAPPED = "No batch: map with jax.vmap, in_axes (None, 0)."
+SHARE = "Each key/value head serves the same number of query heads."
+
+
+def attend(x=None, context=None, **options):
+    return lambda: heads.multi_head(PARAMS, ones(T, 8) if x is None else x, context, **options)
+
+
+def group(H=4, Hkv=2, **options):
+    return lambda: heads.grouped(ones(H, T, 6), ones(Hkv, S, 6), ones(2, S, 6), **options)
+
+
+HEADS = [
+    (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=3), ValueError, f"init: heads must be a multiple of kv_heads, got heads 4 and kv_heads 3. {SHARE}"),
+    (lambda: heads.init(jax.random.key(0), 8, heads=3), ValueError, "init: width must be a multiple of heads, got width 8 and heads 3. Or say how wide: head_dim=64."),
+    (attend(x="river"), TypeError, "multi_head: x must be an array of numbers in one shape, got x of type str. Pass a jax or NumPy array."),
+    (attend(x=ones(2, T, 8)), ValueError, f"project: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
+    (attend(x=ones(T, 7)), ValueError, "project: x [T, E] must be as wide as params['q'] takes, got x [13, 7] and q [8, 4, 2]. Make params for this width: init(key, width, context_width=...)."),
+    (attend(context=ones(S, 7)), ValueError, "project: context [S, C] must be as wide as params['k'] takes, got context [17, 7] and k [8, 2, 2]. Make params for this width: init(key, width, context_width=...)."),
+    (attend(context=ones(S, 8), turn=rotary, q_positions=ones(T, dtype=np.int32)), ValueError, "multi_head: turn looks at positions, so both sides must have them beside a context, got no k_positions. Say where the tokens of x and of the context stand, or leave turn out: cross attention has mostly none."),
+    (attend(each={"sink": ones(2)}), ValueError, "grouped: each must have one entry a head, H = 4, got each [2]. What all heads share goes beside it, as an option of its own."),
+    (group(H=3), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [3, 13, 6] and k [2, 17, 6] and v [2, 17, 6]. {SHARE}"),
+    (group(Hkv=4), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [4, 13, 6] and k [4, 17, 6] and v [2, 17, 6]. {SHARE}"),
+    (lambda: heads.grouped(ones(T, 6), ones(2, S, 6), ones(2, S, 6)), ValueError, "grouped: q must have the axes [H, T, D], got q [13, 6]. No batch: map with jax.vmap."),
+    (lambda: heads.latent_expanded(LATENT, ones(T, 7), turn=rotary), ValueError, "latents: x [T, E] must be as wide as params take, got x [13, 7] and kv_down [8, 3]. Make params for this width: latent_init(key, width, ...)."),
+    (lambda: heads.latent_absorbed(LATENT, ones(2, T, 8), turn=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
+]  # fmt: skip
+
+HOSTS = [
+    (lambda: hosts.host("abacus"), ImportError, "hosts: abacus must be installed for jattn.hosts.abacus, got abacus not found. Run pip install 'jattn[hosts]'."),
+]  # fmt: skip

@@ -1,0 +1,306 @@
+"""In place of what people already use: each host's own attention, value and gradient, decode and dropout."""
+
+import subprocess
+import sys
+import types
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import assert_close, normal
+
+from jattn import masks
+
+T, S, E, H, D, B = 7, 11, 12, 3, 4, 2
+CAUSAL = np.tril(np.ones((T, T), bool))
+HOSTS = {"flax": "flax", "equinox": "equinox", "haiku": "haiku"}
+
+
+def near(got, want, ulps=64):
+    assert_close(
+        got, want, ulps=ulps, scale=np.maximum(1, np.abs(np.asarray(want)).max()) if hasattr(want, "shape") else None
+    )
+
+
+def same_with_gradient(ours, theirs, x):
+    """Value, and the gradient of everything in x, of two functions of a pytree."""
+    by = None
+    found = []
+    for f in (ours, theirs):
+        out, pull = jax.vjp(jax.jit(f), x)
+        by = normal(*out.shape, seed=9, dtype=np.float32) if by is None else by
+        found.append((out, pull(by)[0]))
+    jax.tree.map(partial(near, ulps=128), *found)
+
+
+# flax.nnx
+
+
+def nnx_pair(**options):
+    from flax import nnx
+
+    from jattn.hosts.flax import attention_fn
+
+    make = lambda **more: nnx.MultiHeadAttention(  # noqa: E731
+        H, E, rngs=nnx.Rngs(0), **({"decode": False} | options | more)
+    )
+    return make(attention_fn=attention_fn), make()
+
+
+@pytest.mark.parametrize("call", [{}, {"mask": CAUSAL[None, None]}, {"is_causal": True}], ids=["all", "mask", "causal"])
+def test_nnx_takes_it_as_its_attention_fn(call):
+    from flax import nnx
+
+    ours, theirs = nnx_pair()
+    x = normal(B, T, E, dtype=np.float32)
+    fs = []
+    for layer in (ours, theirs):
+        graph, state = nnx.split(layer)
+        fs.append(lambda both, graph=graph: nnx.merge(graph, both[0])(both[1], **call))
+        both = (state, x)
+    same_with_gradient(*fs, both)
+
+
+def test_nnx_decodes_with_it_step_by_step():
+    ours, theirs = nnx_pair(decode=True)
+    x = normal(B, T, E, dtype=np.float32)
+    for layer in (ours, theirs):
+        layer.init_cache((B, T, E))
+    for t in range(3):
+        near(ours(x[:, t : t + 1]), theirs(x[:, t : t + 1]))
+    full = nnx_pair()[0](x[:, :3], mask=CAUSAL[None, None, :3, :3])
+    ours.init_cache((B, T, E))
+    steps = [ours(x[:, t : t + 1]) for t in range(3)]
+    near(jnp.concatenate(steps, 1), full)
+
+
+@pytest.mark.filterwarnings("ignore:Using:DeprecationWarning")  # flax says so of its own sow too
+def test_nnx_keeps_the_weights_when_asked():
+    from flax import nnx
+
+    x, kept = normal(B, T, E, dtype=np.float32), []
+    for layer in nnx_pair():
+        layer(x, mask=CAUSAL[None, None], sow_weights=True)
+        kept += jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))
+    assert kept[0].shape == (B, H, T, T)
+    near(*kept)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_flax_dropout_drops_its_share_alike_or_for_each(alike):
+    from jattn.hosts.flax import attention_fn
+
+    query = key = jnp.zeros((B, 31, H, D))
+    value = jnp.broadcast_to(jnp.eye(31)[None, :, None], (B, 31, H, 31))
+    options = {"dropout_rng": jax.random.key(1), "dropout_rate": 0.25, "broadcast_dropout": alike}
+    kept, plain = (
+        jax.jit(partial(attention_fn, **options, deterministic=still))(query, key, value) for still in (False, True)
+    )
+    dropped = kept == 0
+    assert 0.2 < dropped.mean() < 0.3
+    near(kept[~dropped], np.full(int((~dropped).sum()), 1 / 31 / 0.75, np.float32))
+    heads_alike = bool((dropped[0, :, 0] == dropped[0, :, 1]).all() and (dropped[0] == dropped[1]).all())
+    assert heads_alike is alike
+    near(plain, np.full((B, 31, H, 31), 1 / 31, np.float32))
+
+
+def test_dropped_alike_with_grouped_heads_masks_and_biases():
+    from jattn.hosts.flax import attention_fn
+
+    query, key, value = normal(2, 3, T, 4, D, dtype=np.float32), *normal(2, 2, 3, T, 2, D, dtype=np.float32)
+    mask, bias = CAUSAL[None, None, None], normal(2, 1, 4, T, T, dtype=np.float32)
+    same = partial(attention_fn, query, key, value, bias, mask)
+    want = same(deterministic=True)
+    got = same(deterministic=False, dropout_rng=jax.random.key(0), dropout_rate=1e-7)  # as good as none
+    assert got.shape == (2, 3, T, 4, D)
+    near(got, want)
+
+
+# flax.linen
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_linen_takes_it_as_its_attention_fn(masked):
+    import flax.linen as nn
+
+    from jattn.hosts.flax import attention_fn
+
+    ours, theirs = (
+        nn.MultiHeadDotProductAttention(H, qkv_features=E, **f) for f in ({"attention_fn": attention_fn}, {})
+    )
+    x, y = normal(B, T, E, dtype=np.float32), normal(B, S, E, seed=1, dtype=np.float32)
+    mask = (normal(B, 1, T, S) > 0) | (np.arange(S) == 0) if masked else None
+    params = theirs.init(jax.random.key(0), x, y)
+    same_with_gradient(
+        *(lambda both, f=f: f.apply(both[0], *both[1], mask=mask) for f in (ours, theirs)), (params, (x, y))
+    )
+
+
+def test_linen_decodes_drops_and_keeps_its_weights():
+    import flax.linen as nn
+
+    from jattn.hosts.flax import attention_fn
+
+    x = normal(B, T, E, dtype=np.float32)
+    made = [
+        partial(nn.MultiHeadDotProductAttention, H, qkv_features=E, **f) for f in ({"attention_fn": attention_fn}, {})
+    ]
+    caching = [f(decode=True) for f in made]
+    variables = [f.init(jax.random.key(0), x) for f in caching]
+    for t in range(2):
+        steps = [f.apply(v, x[:, t : t + 1], mutable=["cache"]) for f, v in zip(caching, variables, strict=True)]
+        near(steps[0][0], steps[1][0])
+        variables = [v | new for v, (_, new) in zip(variables, steps, strict=True)]
+    params = {"params": variables[0]["params"]}
+    kept = [f().apply(params, x, sow_weights=True, mutable=["intermediates"])[1] for f in made]
+    near(*(k["intermediates"]["attention_weights"][0] for k in kept))
+    dropping = made[0](dropout_rate=0.5, deterministic=False)
+    draws = [dropping.apply(params, x, rngs={"dropout": jax.random.key(n)}) for n in (0, 0, 1)]
+    near(draws[0], draws[1])
+    assert np.abs(draws[0] - draws[2]).max() > 1e-3
+
+
+def test_flax_in_low_precision_and_other_shapes():
+    import flax.linen as nn
+
+    from jattn.hosts.flax import attention_fn
+
+    query, key, value = normal(3, 2, 3, T, H, D, dtype=np.float32)
+    near(attention_fn(query, key, value, precision="highest"), nn.dot_product_attention(query, key, value))
+    near(
+        attention_fn(query[0, 0], key[0, 0], value[0, 0]), nn.dot_product_attention(query[0, 0], key[0, 0], value[0, 0])
+    )
+    assert attention_fn(query, key, value, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+
+
+# equinox
+
+
+@pytest.mark.parametrize("which", ["all", "mask", "a mask a head", "a mask as a value", "turned"])
+def test_equinox_is_replaced_weight_for_weight(which):
+    import equinox as eqx
+
+    from jattn.hosts.equinox import MultiheadAttention
+
+    options = {"num_heads": H, "query_size": E, "key_size": 5, "value_size": 6, "vo_size": 7, "use_output_bias": True}
+    ours, theirs = (kind(**options, key=jax.random.key(0)) for kind in (MultiheadAttention, eqx.nn.MultiheadAttention))
+    x = normal(T, E, dtype=np.float32), normal(T, 5, seed=1, dtype=np.float32), normal(T, 6, seed=2, dtype=np.float32)
+    heads = (normal(H, T, T) > 0) | np.eye(T, dtype=bool)
+    turn = lambda q, k, v: (q[::-1], 2 * k, v)  # noqa: E731
+    call, other = {
+        "all": ({}, {}), "mask": ({"mask": CAUSAL}, {"mask": CAUSAL}),
+        "a mask a head": ({"mask": heads}, {"mask": heads}),
+        "a mask as a value": ({"mask": masks.causal()}, {"mask": CAUSAL}),
+        "turned": ({"process_heads": turn}, {"process_heads": turn}),
+    }[which]  # fmt: skip
+    params, rest = zip(*(eqx.partition(m, eqx.is_array) for m in (ours, theirs)), strict=True)
+    weights = jax.tree.leaves(params[0])
+    fs = [
+        lambda both, p=p, r=r, call=call: eqx.combine(jax.tree.unflatten(jax.tree.structure(p), both[0]), r)(
+            *both[1], **call
+        )
+        for p, r, call in zip(params, rest, (call, other), strict=True)
+    ]
+    same_with_gradient(*fs, (weights, x))
+
+
+def test_equinox_drops_where_it_is_not_inferring():
+    from jattn.hosts.equinox import MultiheadAttention
+
+    layer = MultiheadAttention(H, E, dropout_p=0.5, key=jax.random.key(0))
+    x = normal(T, E, dtype=np.float32)
+    draws = [layer(x, x, x, key=jax.random.key(n)) for n in (0, 0, 1)]
+    near(draws[0], draws[1])
+    assert np.abs(draws[0] - draws[2]).max() > 1e-3
+    near(layer(x, x, x, inference=True), MultiheadAttention(H, E, key=jax.random.key(0))(x, x, x))
+
+
+# haiku
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_haiku_is_replaced_parameter_for_parameter(masked):
+    import haiku as hk
+
+    from jattn.hosts.haiku import MultiHeadAttention
+
+    draw = hk.initializers.VarianceScaling(1.0)
+    mask = (normal(B, 1, T, S) > 0) | (np.arange(S) == 0) if masked else None
+    ours, theirs = (
+        hk.without_apply_rng(hk.transform(lambda x, y, kind=kind: kind(H, D, value_size=5, w_init=draw)(x, y, y, mask)))
+        for kind in (MultiHeadAttention, hk.MultiHeadAttention)
+    )
+    x = normal(B, T, E, dtype=np.float32), normal(B, S, E, seed=1, dtype=np.float32)
+    params = ours.init(jax.random.key(0), *x)
+    assert jax.tree.structure(params) == jax.tree.structure(theirs.init(jax.random.key(0), *x))
+    same_with_gradient(*(lambda both, f=f: f.apply(both[0], *both[1]) for f in (ours, theirs)), (params, x))
+
+
+# The signature of transformers
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("mask", ["additive", "boolean", "none", "window"])
+def test_the_signature_of_transformers_gives_what_its_layers_compute(mask):
+    torch = pytest.importorskip("torch", reason="pip install 'jattn[parity]'")
+    gemma2 = pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
+    from jattn.hosts.transformers import attention_interface
+
+    q, (k, v) = normal(B, 4, T, D, dtype=np.float32), normal(2, B, 2, S, D, seed=1, dtype=np.float32)
+    last = np.arange(S)[None] <= np.arange(T)[:, None] + S - T
+    near_too = last & (np.arange(S)[None] > np.arange(T)[:, None] + S - T - 3)
+    allowed = {"none": last, "window": near_too}.get(mask, (normal(B, 1, T, S) > 0) | (np.arange(S) == 0))
+    additive = np.where(allowed, 0, np.finfo(np.float32).min).astype(np.float32)
+    given = {"additive": additive, "boolean": allowed}.get(mask)
+    more = {"sliding_window": 3} if mask == "window" else {}
+    module = types.SimpleNamespace(num_key_value_groups=2, training=False, is_causal=True)
+    tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    added = torch.tensor(np.broadcast_to(additive, (B, 1, T, S)).copy())
+    want, _ = gemma2.eager_attention_forward(module, *tensors, added, dropout=0.0, scaling=0.3, softcap=2.0)
+    by = normal(*want.shape, seed=5, dtype=np.float32)
+    (want * torch.tensor(by)).sum().backward()
+    out, pull = jax.vjp(lambda *x: attention_interface(module, *x, given, scaling=0.3, softcap=2.0, **more)[0], q, k, v)
+    near(out, want.detach().numpy())
+    for ours, theirs in zip(pull(by), tensors, strict=True):
+        near(ours, theirs.grad.numpy(), ulps=128)
+
+
+def test_the_signature_of_transformers_has_sinks_position_biases_and_dropout():
+    from jattn import dot_product_attention
+    from jattn.hosts.transformers import attention_interface
+
+    q, k, v = normal(3, B, H, T, D, dtype=np.float32)
+    sinks, bias, more = normal(H, dtype=np.float32), *normal(2, 1, H, T, T, seed=1, dtype=np.float32)
+    got, none = attention_interface(None, q, k, v, more, s_aux=sinks, position_bias=bias, use_cache=False)
+    tokens_first = (np.moveaxis(x, 1, 2) for x in (q, k, v))
+    near(got, dot_product_attention(*tokens_first, bias + more, sink=sinks))
+    assert none is None
+    dropped = attention_interface(None, q, k, v, None, dropout=0.5, dropout_key=jax.random.key(0))[0]
+    assert np.abs(dropped - attention_interface(None, q, k, v, None)[0]).max() > 1e-3
+
+
+# What is not there
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_host_that_is_not_installed_is_named_with_the_remedy(name, monkeypatch):
+    for module in [m for m in sys.modules if m == name or m.startswith((f"{name}.", f"jattn.hosts.{name}"))]:
+        monkeypatch.delitem(sys.modules, module)
+
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    said = f"^hosts: {name} must be installed for jattn.hosts.{name}, got {name} not found. "
+    said += r"Run pip install 'jattn\[hosts\]'\.$"
+    with pytest.raises(ImportError, match=said):
+        __import__(f"jattn.hosts.{name}")
+
+
+def test_importing_hosts_imports_none_of_them():
+    code = "import sys, jattn.hosts, jattn.hosts.transformers; print([m for m in sys.argv[1:] if m in sys.modules])"
+    names = [*HOSTS, "torch", "transformers"]
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    code = code.replace("import sys,", "import sys, haiku,")
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
+    assert "haiku" in done.stdout, "the control"
