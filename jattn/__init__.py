@@ -5,6 +5,7 @@ dot_product_attention   batch and heads, under the signature of jax.nn
 explain                 every intermediate: scores → scaled → weights → out
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
+cache                   keys and values from step to step: contiguous, ring, paged; in bytes too
 flow                    the gradient: closed forms, paths of optimisers, what they obey
 heads                   tokens in, tokens out: multi-head, grouped, latent
 positions               where a token stands: rotary and its scalings, sinusoidal
@@ -13,7 +14,7 @@ scores                  what a meeting is worth
 reference               the definition, dense, on one page
 """
 
-from jattn import flow, heads, masks, positions, reference, scores
+from jattn import cache, flow, heads, masks, positions, reference, scores
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
 from jattn.door import attention, explain, weights_of
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Steps",
     "attention",
+    "cache",
     "dot_product_attention",
     "explain",
     "flow",

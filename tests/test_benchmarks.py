@@ -10,13 +10,14 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 FAST, MEMORY, WORK = "how_fast_is_attention", "how_much_memory", "how_much_work_is_skipped"
+DECODING = "how_fast_is_decoding"
 
 # Runs a benchmark with every result of ours a thousandth too large.
 PLANTED = """
 import runpy, sys, jattn
-for name in ("attention", "dot_product_attention"):
-    right = getattr(jattn, name)
-    setattr(jattn, name, lambda *x, right=right, **how: 1.001 * right(*x, **how))
+for where, name in ((jattn, "attention"), (jattn, "dot_product_attention"), (jattn.cache, "attention")):
+    right = getattr(where, name)
+    setattr(where, name, lambda *x, right=right, **how: 1.001 * right(*x, **how))
 sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[1])
 sys.argv.pop(1)
@@ -87,7 +88,18 @@ def test_how_much_work_is_skipped_writes_its_tables(tmp_path):
     assert numbers["memory"]["bytes"] > 0
 
 
-@pytest.mark.parametrize("name", [FAST, MEMORY, WORK])
+def test_how_fast_is_decoding_writes_its_table(tmp_path):
+    status, out, progress = run(FOLDER / f"{DECODING}.py", "--quick", "--out", tmp_path)
+    assert status == 0, progress
+    numbers, page = written(tmp_path, DECODING)
+    assert page.strip() == out.strip()
+    (table,) = tables(page)
+    assert {"jattn", "ring", "paged", "int8", "jax.nn", "cascade", "copies"} <= {cells[1] for cells in table}
+    assert [row["ours"] for row in numbers["rows"]] == ["jattn", "cascade"]
+    assert all(row["errors"][row["ours"]] < 1e-5 for row in numbers["rows"])
+
+
+@pytest.mark.parametrize("name", [FAST, MEMORY, WORK, DECODING])
 def test_nothing_is_measured_where_a_result_differs(tmp_path, name):
     status, out, said = run("-c", PLANTED, FOLDER / f"{name}.py", FOLDER, "--quick", "--out", tmp_path)
     assert status == 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from _flow_messages import FLOW
 from _inputs import D, Dv, S, T
+from _refused_cache import CACHE
 from _refused_heads import HEADS, HOSTS, POSITIONS
 from test_lab import MESSAGES as LAB
 
@@ -147,6 +148,8 @@ TABLE = [
     (many(local_window_size=(1, 2, 3)), ValueError, "dot_product_attention: local_window_size must be two numbers of tokens, got local_window_size of 3 numbers. Pass (left, right), or one number for both."),
     (many(local_window_size=-1), ValueError, "dot_product_attention: local_window_size must be at least 0, got local_window_size -1. Pass a Python int of at least 0."),
     (many(local_window_size=1.5), TypeError, "dot_product_attention: local_window_size must be a whole number, got local_window_size of type float. Pass a Python int of at least 0."),
+    # cache
+    *CACHE,
     # merge
     (lambda: jattn.merge(V, (V, V[:, 0])), TypeError, f"merge: a must be a pair (out, lse), got a of type ndarray. {PAIR}"),
     (lambda: jattn.merge((V, V[:, 0]), (V,)), TypeError, f"merge: b must be a pair (out, lse), got b of type tuple. {PAIR}"),

@@ -19,6 +19,7 @@ import jattn
 ALL = [
     "Steps",
     "attention",
+    "cache",
     "dot_product_attention",
     "explain",
     "flow",
@@ -32,6 +33,8 @@ ALL = [
     "softmax",
     "weights_of",
 ]
+CACHE = ["append", "attention", "cascade", "contiguous", "free", "next_positions", "paged", "quantised", "ring"]
+CACHE += ["share"]
 MASKS = ["blocks", "causal", "chunked", "dense", "dilated", "empty", "full", "lengths", "picture", "prefix", "segments"]
 MASKS += ["to_dense", "where", "window"]
 SCORES = ["alibi", "alibi_slopes", "bucket", "compose", "distance_bias", "relative_bias", "soft_cap", "temperature"]
@@ -74,6 +77,7 @@ def test_the_functions_that_are_documented_are_all_of_them():
     wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
     wanted |= {f"jattn.positions.{n}" for n in POSITIONS}
     wanted |= {f"jattn.heads.{n}" for n in HEADS}
+    wanted |= {f"jattn.cache.{n}" for n in CACHE}
     assert set(FUNCTIONS) == wanted
 
 

@@ -1,0 +1,170 @@
+"""New tokens into a cache, and rows emptied."""
+
+import dataclasses
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _checks
+from jattn._types import Array, ArrayLike, Float, Int
+from jattn.cache._buffers import NEVER, Ring
+from jattn.cache._doors import known, per_row, rows_of, shape_of
+from jattn.cache._pages import Paged
+from jattn.cache._store import Cache, tokens, write
+
+C = TypeVar("C", bound=Cache)
+
+
+def append(
+    cache: C,
+    k: Float[ArrayLike, "B Hkv T D"],
+    v: Float[ArrayLike, "B Hkv T Dv"],
+    *,
+    lengths: Int[ArrayLike, " B"] | None = None,
+    positions: Int[ArrayLike, "B T"] | None = None,
+) -> C:
+    """The cache with T more tokens in each row: a prompt, or one step of decoding.
+
+    Args:
+      cache: of any kind.
+      k: [B, Hkv, T, D], in the dtype of the cache, or any floating point for one in int8. Heads major.
+      v: [B, Hkv, T, Dv].
+      lengths: integers [B], how many of the T tokens each row takes, 0 ≤ n ≤ T; the others are padding and leave no
+        trace. All of them if None.
+      positions: integers [B, T], where the tokens stand; those that follow on the last token of the row if None
+        (`next_positions`). They must grow along T.
+
+    Returns:
+      A cache of the same structure, so that nothing is compiled again. A row without room for all of its tokens is
+      left as it was and has its flag `full` raised; a ring always has room. T = 0 changes nothing.
+
+    Raises:
+      TypeError: `cache` is not a cache, or a dtype is of the wrong kind.
+      ValueError: shapes do not fit the cache; or, outside jit, a row has no room. (Inside, no value is known to raise
+        by; outside, knowing it waits for the device.)
+
+    Memory: a copy of the cache; none under `jax.jit(..., donate_argnums=...)`, where the new tokens are put in place.
+
+    Source: Shazeer 2019, "Fast Transformer Decoding", section 2.4, for decoding step by step.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jattn import cache
+      >>> k, v = jax.random.normal(jax.random.key(0), (2, 1, 1, 4, 8))
+      >>> step = jax.jit(cache.append, donate_argnums=0)
+      >>> c = step(cache.contiguous(B=1, Hkv=1, S=6, D=8), k, v)
+      >>> c = step(c, k, v)  # 8 tokens do not fit into 6 places
+      >>> print(c.length, c.full)
+      [4] [ True]
+    """
+    where = "append"
+    B, Hkv, D, Dv = shape_of(where, cache)
+    k, v = _checks.array(where, "k", k), _checks.array(where, "v", v)
+    remedy = "Heads stand before tokens: jax.numpy.swapaxes(x, 1, 2) turns [B, T, Hkv, D]."
+    _checks.rank(where, 4, "[B, Hkv, T, D]", remedy, k=k)
+    _checks.rank(where, 4, "[B, Hkv, T, Dv]", remedy, v=v)
+    _checks.floating(where, k=k, v=v)
+    for name, x, width in (("k", k, D), ("v", v, Dv)):
+        if (*x.shape[:2], x.shape[3]) != (B, Hkv, width):
+            must = f"{name} must have the B, Hkv and {'D' if name == 'k' else 'Dv'} of the cache"
+            got = {name: x, "cache": f"[{B}, {Hkv}, {cache.capacity}, {width}]"}
+            _checks.fail(ValueError, where, must, "Make the cache for these shapes.", **got)
+        kept = (cache.store.k if name == "k" else cache.store.v).dtype
+        if kept not in (jnp.int8, x.dtype):
+            got = {name: str(x.dtype), "cache": str(kept)}
+            remedy = f"Convert it first, {name}.astype(...), or make the cache with this dtype."
+            _checks.fail(TypeError, where, f"{name} must have the dtype of the cache", remedy, **got)
+    T = k.shape[2]
+    if v.shape[2] != T:
+        _checks.fail(ValueError, where, "k and v must agree in T", "Each key needs its one value.", k=k, v=v)
+    asked = per_row(where, "lengths", lengths, (B,), "[B]", "tokens")
+    asked = jnp.full((B,), T, jnp.int32) if asked is None else jnp.clip(asked, 0, T)
+    at = per_row(where, "positions", positions, (B, T), "[B, T]", "tokens")
+    at = next_positions(cache, T) if at is None else at
+    if T == 0:
+        return cache
+
+    full = cache.full
+    room, n = cache.admit(asked)
+    if known(room.full, full) and bool((room.full & ~full).any()):
+        got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}
+        remedy = "Make a longer cache or more pages, free rows, or use a ring where a window is enough."
+        _checks.fail(ValueError, where, "each row must have room for its new tokens", remedy, **got)
+    room = room.written(n, at)
+    stop = room.length + n
+    begin = jnp.maximum(room.length, stop - room.capacity)
+    size = room.store.C
+    J = 1 if T == 1 else min(-(-room.capacity // size) + 1, (T - 2) // size + 2)
+    if room.capacity == size and not isinstance(room, Ring):
+        J = 1
+    pages = room.pages(begin[:, None] // size + jnp.arange(J, dtype=jnp.int32)[None])
+    store = write(room.store, tokens(room.store, k, v, at), pages, room.length, begin, stop)
+    last = jnp.take_along_axis(at, jnp.maximum(n - 1, 0)[:, None], 1)[:, 0]
+    following = jnp.where(n > 0, last + 1, room.next)
+    return dataclasses.replace(room, store=store, length=stop, next=following)  # type: ignore[return-value]
+
+
+def next_positions(cache: Cache, T: int = 1) -> Int[Array, "B T"]:
+    """The positions that the next T tokens of each row will take, for rotary embeddings before `append`.
+
+    Args:
+      cache: of any kind.
+      T: how many tokens.
+
+    Returns:
+      Integers [B, T], in tokens.
+
+    Raises:
+      TypeError: `cache` is not a cache, or T is not a whole number.
+      ValueError: T is negative.
+
+    Example:
+      >>> from jattn import cache
+      >>> print(cache.next_positions(cache.ring(B=1, Hkv=1, D=4, window=3, start=7), 2))
+      [[7 8]]
+    """
+    where = "next_positions"
+    shape_of(where, cache)
+    return cache.next[:, None] + jnp.arange(_checks.count(where, "T", T), dtype=jnp.int32)[None]
+
+
+def free(cache: C, rows: Int[ArrayLike, " R"]) -> C:
+    """The cache with these rows emptied, and their pages, as far as no other row has them, there to be taken again.
+
+    Args:
+      cache: of any kind.
+      rows: integers [R], 0 ≤ row < B; what lies outside is passed over.
+
+    Returns:
+      A cache of the same structure. An emptied row has length 0, starts at position 0 and is not `full`.
+
+    Raises:
+      TypeError: `cache` is not a cache, or rows are not integers.
+      ValueError: rows have not the axis [R].
+
+    Memory: as the cache; under donation nothing is copied.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import cache
+      >>> c = cache.contiguous(B=2, Hkv=1, S=4, D=2)
+      >>> c = cache.append(c, jnp.ones((2, 1, 3, 2)), jnp.ones((2, 1, 3, 2)))
+      >>> print(cache.free(c, jnp.array([1])).length)
+      [3 0]
+    """
+    where = "free"
+    B = shape_of(where, cache)[0]
+    chosen = rows_of(where, "rows", rows)
+    emptied = (jnp.arange(B, dtype=jnp.int32)[:, None] == chosen[None]).any(1)
+
+    def reset(x: jax.Array, to: int | bool) -> jax.Array:
+        return jnp.where(emptied.reshape(-1, *[1] * (x.ndim - 1)), jnp.asarray(to, x.dtype), x)
+
+    more = {}
+    if isinstance(cache, Ring):
+        more["gone"] = reset(cache.gone, NEVER)
+    if isinstance(cache, Paged):
+        more["table"] = reset(cache.table, -1)
+    counters = {"length": reset(cache.length, 0), "next": reset(cache.next, 0), "full": reset(cache.full, False)}
+    return dataclasses.replace(cache, **counters, **more)  # type: ignore[arg-type]

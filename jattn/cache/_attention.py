@@ -1,0 +1,229 @@
+"""Queries against what a cache holds, and what they may ask."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _checks, masks
+from jattn._types import ArrayLike, Float, Int, Numeric, Partial, Score
+from jattn.cache._buffers import Ring
+from jattn.cache._doors import known, per_row, shape_of
+from jattn.cache._fold import FEW, Queries, few, many
+from jattn.cache._store import Cache
+from jattn.masks import Mask
+from jattn.partials import merge
+
+
+def attention(
+    q: Float[ArrayLike, "B H T D"],
+    cache: Cache,
+    *,
+    mask: Mask | None = masks.causal(),  # noqa: B008 - a frozen value
+    score: Score | None = None,
+    sink: Float[ArrayLike, "*H"] | None = None,
+    scale: Numeric | None = None,
+    lengths: Int[ArrayLike, " B"] | None = None,
+    q_positions: Int[ArrayLike, "B T"] | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of T queries in each row over the tokens that the row holds.
+
+        out_t = Σ_s exp(l_ts − lse_t) v_s,    l_ts = score(scale · ⟨q_t, k_s⟩, t, s)     where s is held and mask_ts
+
+    As `jattn.attention` for each row and head, over all tokens that `append` was given. Append first, then attend.
+
+    Args:
+      q: [B, H, T, D], floating point, heads major; H a multiple of Hkv: a key/value head serves H / Hkv query heads.
+      cache: of any kind; a ring adds its window to the mask.
+      mask: a value of `jattn.masks`, asked with the positions that the cache keeps; None lets all meet (cross
+        attention). `masks.dense` and `masks.lengths` speak of places in the buffer, not of positions.
+      score: f(score, q_position, k_position) -> score on scalars, for every head.
+      sink: a logit that joins the denominator and brings no value, a scalar or [H].
+      scale: what the dot products are multiplied by, a real scalar; 1/√D if None.
+      lengths: integers [B], how many of the T queries exist, as was said to `append`; the others give zeros.
+      q_positions: integers [B, T], in tokens. If None the queries are those of the last tokens that were appended:
+        the position of the last one is that of the newest token, and the others precede it one by one.
+      return_lse: also return the logarithm of each denominator, so that `merge` can join other keys.
+
+    Returns:
+      out [B, H, T, Dv] in the dtype of the cached values (of q where they are bytes), or (out, lse [B, H, T]), lse in
+      float32 or wider. A query that meets nothing gives zeros and −inf. A row that is `full`, a query whose
+      window reaches back to what a ring let go, and one that meets a NaN or infinity, in k or in v, give NaN in both.
+
+    Raises:
+      TypeError: `cache` is not a cache, mask not a mask, or a dtype is of the wrong kind.
+      ValueError: shapes do not fit; or, outside jit, the window of a query reaches back to what a ring let go.
+
+    Memory: linear in T and S. Few queries read a buffer once and whole, and pages or bytes a part at a time, no
+      further than the longest row; more than 64 rows of q for one key/value head go through the tiles of
+      `jattn.attention`, after a copy of pages and of bytes.
+
+    Source: Shazeer 2019, "Fast Transformer Decoding", section 2.4; Milakov and Gimelshein 2018, "Online normalizer
+      calculation for softmax", for the fold.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jattn
+      >>> from jattn import cache
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 2, 6, 4))
+      >>> c = cache.append(cache.contiguous(B=1, Hkv=2, S=8, D=4), k[:, :, :5], v[:, :, :5])  # prefill
+      >>> c = cache.append(c, k[:, :, 5:], v[:, :, 5:])  # one step
+      >>> last = cache.attention(q[:, :, 5:], c)
+      >>> whole = jax.vmap(jax.vmap(lambda *x: jattn.attention(*x, mask=jattn.masks.causal())))(q, k, v)
+      >>> bool(jnp.allclose(last, whole[:, :, 5:], atol=1e-6))
+      True
+    """
+    x = _asked("attention", q, cache, mask, sink, scale, lengths, q_positions)
+    out, lse = _partial("attention", x, cache, score)
+    return (out, lse) if return_lse else out
+
+
+def cascade(
+    q: Float[ArrayLike, "B H T D"],
+    prefix: Cache,
+    cache: Cache,
+    *,
+    mask: Mask | None = masks.causal(),  # noqa: B008 - a frozen value
+    score: Score | None = None,
+    sink: Float[ArrayLike, "*H"] | None = None,
+    scale: Numeric | None = None,
+    lengths: Int[ArrayLike, " B"] | None = None,
+    q_positions: Int[ArrayLike, "B T"] | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of B rows over one prefix that all have in common, and over what each has of its own.
+
+        merge(attention of all B · T queries over the prefix, attention of each row over its own tokens)
+
+    The prefix is kept once and read once, whatever B: its keys meet the queries of all rows in one matrix product.
+
+    Args:
+      q: [B, H, T, D], as in `attention`.
+      prefix: a cache of one row, B = 1.
+      cache: the rows' own tokens, made with `start` = the length of the prefix, so that positions go on.
+      mask, score, sink, scale, lengths, q_positions, return_lse: as in `attention`.
+
+    Returns:
+      As `attention` over prefix and own tokens together. Either one may be of any kind, in bytes or not.
+
+    Raises:
+      TypeError, ValueError: as `attention`; or the prefix has more than one row.
+
+    Memory: as `attention` of both; the prefix is not copied.
+
+    Source: Juravsky et al. 2024, "Hydragen", section 3.2; Ye et al. 2024, "Cascade Inference" (FlashInfer).
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jattn import cache
+      >>> k, v = jax.random.normal(jax.random.key(0), (2, 1, 2, 5, 4))
+      >>> prefix = cache.append(cache.contiguous(B=1, Hkv=2, S=5, D=4), k, v)
+      >>> own = cache.contiguous(B=3, Hkv=2, S=8, D=4, start=5)
+      >>> q, k, v = jax.random.normal(jax.random.key(1), (3, 3, 2, 1, 4))
+      >>> cache.cascade(q, prefix, cache.append(own, k, v)).shape
+      (3, 2, 1, 4)
+    """
+    where = "cascade"
+    if shape_of(where, prefix, "prefix")[0] != 1:
+        got = {"prefix": f"of {prefix.length.shape[0]} rows"}
+        _checks.fail(ValueError, where, "prefix must have one row", "Make it with B=1: all rows share it.", **got)
+    x = _asked(where, q, cache, mask, sink, scale, lengths, q_positions)
+    if prefix.store.k.shape[1] != cache.store.k.shape[1] or prefix.store.k.shape[3] != cache.store.k.shape[3]:
+        remedy = "Make both for the same heads and widths."
+        got = {"prefix": shape_in_words(prefix), "cache": shape_in_words(cache)}
+        _checks.fail(ValueError, where, "prefix and cache must agree in Hkv and D", remedy, **got)
+    B, Hkv, G, T, D = x.q.shape
+
+    x = x._replace(mask=seen(cache, x.mask))  # the window of a ring reaches into the prefix
+
+    def together(a: jax.Array) -> jax.Array:
+        return a.reshape(1, B * T)
+
+    folded = x._replace(
+        q=x.q.transpose(1, 2, 0, 3, 4).reshape(1, Hkv, G, B * T, D),
+        positions=together(x.positions),
+        filled=None if x.filled is None else together(x.filled),
+        sink=None,  # it joins the denominator once
+    )
+    out, lse = _partial(where, folded, prefix, score)
+    out = out.reshape(Hkv * G, B, T, -1).swapaxes(0, 1)
+    lse = lse.reshape(Hkv * G, B, T).swapaxes(0, 1)
+    out, lse = merge((out, lse), _partial(where, x, cache, score))
+    return (out, lse) if return_lse else out
+
+
+def seen(cache: Cache, mask: Mask | None) -> Mask | None:
+    """The mask with the window of a ring."""
+    if not isinstance(cache, Ring):
+        return mask
+    window = masks.window(left=cache.window - 1)
+    return window if mask is None else mask & window
+
+
+def shape_in_words(cache: Cache) -> str:
+    B, Hkv, D, _ = shape_of("", cache)
+    return f"[{B}, {Hkv}, {cache.capacity}, {D}]"
+
+
+def _asked(where: str, q: Any, cache: Any, mask: Any, sink: Any, scale: Any, lengths: Any, q_positions: Any) -> Queries:
+    """The arguments of both doors, checked."""
+    B, Hkv, D, _ = shape_of(where, cache)
+    q = _checks.array(where, "q", q)
+    remedy = "Heads stand before tokens: jax.numpy.swapaxes(x, 1, 2) turns [B, T, H, D]."
+    _checks.rank(where, 4, "[B, H, T, D]", remedy, q=q)
+    _checks.floating(where, q=q)
+    H, T = q.shape[1:3]
+    if (q.shape[0], q.shape[3]) != (B, D):
+        got = {"q": q, "cache": shape_in_words(cache)}
+        _checks.fail(ValueError, where, "q must have the B and D of the cache", "Make the cache for these.", **got)
+    if H % Hkv:
+        remedy = "Each key/value head serves the same number of query heads."
+        got = {"q": q, "cache": shape_in_words(cache)}
+        _checks.fail(ValueError, where, "the heads of q must be a multiple of those of the cache", remedy, **got)
+    if mask is not None and not isinstance(mask, Mask):
+        got = {"mask": f"of type {type(mask).__name__}"}
+        remedy = "Make one with jattn.masks, such as masks.causal() & masks.window(left=3)."
+        _checks.fail(TypeError, where, "mask must be a mask", remedy, **got)
+    if sink is not None:
+        sink = _checks.array(where, "sink", float(sink) if type(sink) is int else sink)
+        _checks.floating(where, sink=sink)
+        if sink.shape not in ((), (H,)):
+            remedy = f"Give one logit for all heads, or one a head: H is {H} here."
+            _checks.fail(ValueError, where, "sink must have the shape [] or [H]", remedy, sink=sink)
+        sink = jnp.broadcast_to(sink, (H,)).reshape(Hkv, H // Hkv)
+    dtype = _checks.wide(q, cache.store.k, cache.store.v)
+    scale = D**-0.5 if scale is None else _checks.scalar(where, "scale", scale, "Map over several with jax.vmap.")
+    n = per_row(where, "lengths", lengths, (B,), "[B]", "rows")
+    positions = per_row(where, "q_positions", q_positions, (B, T), "[B, T]", "tokens")
+    t = jnp.arange(T, dtype=jnp.int32)[None]
+    if positions is None:
+        positions = (cache.next - (T if n is None else n))[:, None] + t
+    filled = None if n is None else t < n[:, None]
+    q = q.reshape(B, Hkv, H // Hkv, T, D)
+    return Queries(q, positions, filled, sink, jnp.asarray(scale, dtype), mask)
+
+
+def _partial(where: str, x: Queries, cache: Cache, score: Score | None) -> Partial:
+    """(out [B, H, T, Dv], lse [B, H, T]) of the queries over one cache."""
+    B, Hkv, G, T, _ = x.q.shape
+    x = x._replace(mask=seen(cache, x.mask))
+    if x.mask is not None:
+        x.mask.fits(where, T, cache.capacity, True)
+    if score is not None:
+        _checks.score_looks_at_positions(where, score, _checks.wide(x.q, cache.store.k, cache.store.v))
+    wrong = jnp.broadcast_to(cache.full[:, None], (B, T))
+    lost = cache.lost(x.positions)
+    if lost is not None:
+        lost = lost if x.filled is None else lost & x.filled
+        if known(lost) and bool(lost.any()):
+            remedy = (
+                "Make the ring with chunk at least as large as the tokens that are appended and asked about at once."
+            )
+            got = {"T": str(T), "cache": f"of {cache.capacity} tokens"}
+            _checks.fail(ValueError, where, "the ring must still hold what each query sees", remedy, **got)
+        wrong = wrong | lost
+    out, lse = (few if G * T <= FEW else many)(x, cache, score)
+    wrong = wrong[:, None, None]
+    out, lse = jnp.where(wrong[..., None], jnp.nan, out), jnp.where(wrong, jnp.nan, lse)
+    dtype = cache.store.v.dtype if cache.store.v_scale is None else x.q.dtype
+    return out.reshape(B, Hkv * G, T, -1).astype(dtype), lse.reshape(B, Hkv * G, T)

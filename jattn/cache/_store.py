@@ -1,0 +1,184 @@
+"""Where the tokens of every cache lie: numbered pages of C slots, and how a run of tokens is written into them.
+
+A contiguous cache has one page a row, a ring one page a row that follows upon itself, a paged cache many. Token
+number n of a row lies in slot n mod C of the row's page n div C, whichever of these it is.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _checks
+from jattn._types import Array, Bool, Float, Int
+from jattn._values import value
+
+
+@value
+class Store:
+    """N pages of C slots, or, with rows and tokens in their place, B · T tokens to be written there."""
+
+    k: Float[Array, "N Hkv C D"] | Int[Array, "N Hkv C D"]
+    v: Float[Array, "N Hkv C Dv"] | Int[Array, "N Hkv C Dv"]
+    k_scale: Float[Array, "N Hkv C"] | None
+    """What the bytes of k are multiplied by; None where k is not kept in bytes."""
+    v_scale: Float[Array, "N Hkv C"] | None
+    bad: Bool[Array, "N Hkv C"]
+    """Which tokens had a NaN or an infinity in k or v: they are kept as zeros, and make whoever meets them NaN."""
+    positions: Int[Array, "N C"]
+
+    @property
+    def C(self) -> int:  # noqa: N802
+        return self.k.shape[2]
+
+
+@value
+class Cache:
+    """What all caches have in common. `length`, `next` and `full` are there to be read."""
+
+    store: Store
+    length: Int[Array, " B"]
+    """How many tokens each row was given."""
+    next: Int[Array, " B"]
+    """The position of the token that comes next."""
+    full: Bool[Array, " B"]
+    """Rows that were refused tokens inside jit, for want of room. Attention of such a row is NaN."""
+
+    def pages(self, numbers: Int[Array, "B J"]) -> Int[Array, "B J"]:
+        """Where the pages with these numbers lie in the store."""
+        raise NotImplementedError
+
+    def admit(self, n: Int[Array, " B"]) -> tuple["Cache", Int[Array, " B"]]:
+        """Makes room for n more tokens in each row; (the cache, how many each row may write: n or 0)."""
+        raise NotImplementedError
+
+    def written(self, n: Int[Array, " B"], positions: Int[Array, "B T"]) -> "Cache":
+        """Takes note of tokens that will be lost when n tokens with these positions are written."""
+        return self
+
+    def lost(self, q_positions: Int[Array, "B T"]) -> Bool[Array, "B T"] | None:
+        """Which queries should see tokens that are no longer there; None where that cannot be."""
+        return None
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens that a row can hold."""
+        return self.store.C
+
+    def __repr__(self) -> str:
+        B, (_, Hkv, _, D) = self.length.shape[0], self.store.k.shape
+        return f"{type(self).__name__}(B={B}, Hkv={Hkv}, S={self.capacity}, D={D}, {self.store.k.dtype})"
+
+
+def empty(where: str, N: int, C: int, Hkv: Any, D: Any, Dv: Any, dtype: Any) -> Store:
+    """Pages that hold nothing."""
+    Hkv, D = _checks.count(where, "Hkv", Hkv, least=1), _checks.count(where, "D", D, least=1)
+    Dv = D if Dv is None else _checks.count(where, "Dv", Dv)
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    if not (jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.int8):
+        must = "dtype must be floating point or int8"
+        _checks.fail(TypeError, where, must, "Keep keys in one of these.", dtype=str(dtype))
+    scale = jnp.zeros((N, Hkv, C), jnp.float32) if dtype == jnp.int8 else None
+    k, v = jnp.zeros((N, Hkv, C, D), dtype), jnp.zeros((N, Hkv, C, Dv), dtype)
+    other = None if scale is None else jnp.zeros_like(scale)  # not twice the same buffer, or it could not be donated
+    return Store(k, v, scale, other, jnp.zeros((N, Hkv, C), bool), jnp.zeros((N, C), jnp.int32))
+
+
+def quantised(x: Float[Array, "*n D"]) -> tuple[Int[Array, "*n D"], Float[Array, "*n"]]:
+    """Vectors as whole numbers from −127 to 127 and one scale each, as caches in int8 keep them.
+
+        scale = max_i |x_i| / 127,    |x_i − scale · bytes_i| ≤ scale / 2
+
+    What becomes of attention: the logit of query t and key s moves by at most δ_ts = α · ‖q_t‖₁ · k_scale_s / 2,
+    with α the scale of attention. With δ the largest of them over the keys that t meets, the weights move by at most
+    2 tanh(δ/2) in sum, since no set of keys can gain more than tanh(δ/2), and so
+
+        |out_ti − exact| ≤ tanh(δ/2) · (max_s v_si − min_s v_si) + max_s v_scale_s / 2,    |lse_t − exact| ≤ δ
+
+    over the keys that t meets; a sink counts as one of value 0. A score of slope more than 1 multiplies δ by it.
+
+    Args:
+      x: [*n, D], floating point and finite.
+
+    Returns:
+      (bytes [*n, D] in int8, scale [*n] in float32).
+
+    Raises:
+      TypeError: x is not floating point.
+      ValueError: x has no axis.
+
+    Memory: a quarter of x in float32, and 4 bytes a vector.
+
+    Source: symmetric quantisation, one scale per token and head: Xiao et al. 2023, "SmoothQuant", section 2.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import cache
+      >>> bytes_, scale = cache.quantised(jnp.array([0.5, -1.0, 0.25]))
+      >>> print(bytes_, (scale * bytes_.astype(scale.dtype)).round(3))
+      [  64 -127   32] [ 0.504 -1.     0.252]
+    """
+    x = _checks.array("quantised", "x", x)
+    _checks.floating("quantised", x=x)
+    if x.ndim == 0:
+        _checks.fail(ValueError, "quantised", "x must have an axis", "Pass vectors [*n, D].", x=x)
+    wide = x.astype(_checks.wide(x))
+    tiny = float(jnp.finfo(jnp.float32).tiny)  # a vector of zeros keeps a scale that one can divide by
+    scale = jnp.maximum(jnp.abs(wide).max(-1, initial=0) / 127, tiny).astype(jnp.float32)
+    steps = jnp.round(wide / scale.astype(wide.dtype)[..., None])
+    return jnp.clip(steps, -127, 127).astype(jnp.int8), scale
+
+
+def tokens(store: Store, k: jax.Array, v: jax.Array, positions: jax.Array) -> Store:
+    """New tokens [B, Hkv, T, ·] in the form in which the store keeps them."""
+    finite = jnp.isfinite(k).all(-1) & jnp.isfinite(v).all(-1)
+    k, v = (jnp.where(finite[..., None], x, 0) for x in (k, v))
+    if store.k_scale is None:
+        return Store(k, v, None, None, ~finite, positions)
+    (k, k_scale), (v, v_scale) = quantised(k), quantised(v)
+    return Store(k, v, k_scale, v_scale, ~finite, positions)
+
+
+@jax.jit
+def write(
+    store: Store,
+    new: Store,
+    pages: Int[Array, "B J"],
+    first: Int[Array, " B"],
+    begin: Int[Array, " B"],
+    stop: Int[Array, " B"],
+) -> Store:
+    """The store with the tokens of numbers begin ≤ n < stop in place; `new` holds those from `first` on.
+
+    `pages` are the ones that number begin falls into and those that follow. One row and one page after another, each
+    a slice that is read, filled in and put back: where buffers are donated nothing else is copied or touched. As a
+    single scatter XLA would do the same, more slowly.
+    """
+    C, T, (B, J) = store.C, new.positions.shape[1], pages.shape
+    n = min(T, C)  # as many slots hold what falls into any one page
+
+    def one(store: Store, step: jax.Array) -> tuple[Store, None]:
+        b, j = step // J, step % J
+        start = (begin[b] // C + j) * C  # the number of the page's first slot
+        offset = jnp.clip(begin[b] - start, 0, C - n)
+        numbers = start + offset + jnp.arange(n, dtype=jnp.int32)
+        valid = (numbers >= begin[b]) & (numbers < stop[b])
+        source = jnp.clip(numbers - first[b], 0, T - 1)
+
+        def put(x: jax.Array, tokens: jax.Array) -> jax.Array:
+            axis = slots(x)
+            at = [pages[b, j], *[jnp.int32(0)] * (x.ndim - 1)]
+            at[axis] = offset
+            size = tuple(1 if i == 0 else n if i == axis else s for i, s in enumerate(x.shape))
+            fresh = jnp.take(jax.lax.dynamic_slice_in_dim(tokens, b, 1, 0), source, axis, mode="clip")
+            keep = jnp.expand_dims(valid, [i for i in range(x.ndim) if i != axis])
+            return jax.lax.dynamic_update_slice(x, jnp.where(keep, fresh, jax.lax.dynamic_slice(x, at, size)), at)
+
+        return jax.tree.map(put, store, new), None
+
+    return jax.lax.scan(one, store, jnp.arange(B * J, dtype=jnp.int32))[0]
+
+
+def slots(x: jax.Array) -> int:
+    """The axis of a leaf of the store along which its slots lie."""
+    return min(2, x.ndim - 1)
