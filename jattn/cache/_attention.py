@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jattn import _checks, masks
 from jattn._types import ArrayLike, Float, Int, Numeric, Partial, Score
+from jattn._values import close
 from jattn.cache._buffers import Ring
 from jattn.cache._doors import known, per_row, shape_of
 from jattn.cache._fold import FEW, Queries, few, many
@@ -209,8 +210,12 @@ def _partial(where: str, x: Queries, cache: Cache, score: Score | None) -> Parti
     x = x._replace(mask=seen(cache, x.mask))
     if x.mask is not None:
         x.mask.fits(where, T, cache.capacity, True)
+    closed = None
     if score is not None:
-        _checks.score_looks_at_positions(where, score, _checks.wide(x.q, cache.store.k, cache.store.v))
+        _checks.score_looks_at_positions(where, score, x.scale.dtype)
+        i, ell = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), x.scale.dtype)
+        closed, captured, _ = close(score, ell, i, i)
+        x = x._replace(captured=captured)
     wrong = jnp.broadcast_to(cache.full[:, None], (B, T))
     lost = cache.lost(x.positions)
     if lost is not None:
@@ -222,7 +227,7 @@ def _partial(where: str, x: Queries, cache: Cache, score: Score | None) -> Parti
             got = {"T": str(T), "cache": f"of {cache.capacity} tokens"}
             _checks.fail(ValueError, where, "the ring must still hold what each query sees", remedy, **got)
         wrong = wrong | lost
-    out, lse = (few if G * T <= FEW else many)(x, cache, score)
+    out, lse = (few if G * T <= FEW else many)(x, cache, closed)
     wrong = wrong[:, None, None]
     out, lse = jnp.where(wrong[..., None], jnp.nan, out), jnp.where(wrong, jnp.nan, lse)
     dtype = cache.store.v.dtype if cache.store.v_scale is None else x.q.dtype

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jattn import door, masks
 from jattn._numerics import below, finite_or_zero, set_aside
 from jattn._types import Array, Bool, Float, Int, Partial, Score
+from jattn._values import Closed
 from jattn.cache._pages import Paged
 from jattn.cache._store import Cache, Store, slots
 from jattn.masks import Mask
@@ -29,6 +30,8 @@ class Queries(NamedTuple):
     sink: Float[Array, "Hkv G"] | None
     scale: Float[Array, ""]
     mask: Mask | None
+    captured: tuple[jax.Array, ...] = ()
+    """What the score closes over."""
 
 
 class Row(NamedTuple):
@@ -37,6 +40,11 @@ class Row(NamedTuple):
     q_positions: Int[Array, " T"]
     k_positions: Int[Array, " C"]
     met: Bool[Array, "T C"]
+
+
+def scored(x: Queries, score: Closed | None) -> Score | None:
+    """The score as a function of three scalars again; closed, it is one program however often it is written anew."""
+    return None if score is None else lambda ell, t, s: score(x.captured, ell, t, s)[0].astype(ell.dtype)
 
 
 def meet(score: Score | None, row: Row, carry: Any, q: Any, kv: Store) -> Any:
@@ -67,14 +75,14 @@ def meet(score: Score | None, row: Row, carry: Any, q: Any, kv: Store) -> Any:
 
 
 @partial(jax.jit, static_argnames="score")
-def few(x: Queries, cache: Cache, score: Score | None) -> Partial:
+def few(x: Queries, cache: Cache, score: Closed | None) -> Partial:
     """Few queries: some tokens of every row at a time, as far as the longest row goes."""
     B, Hkv, G, T, D = x.q.shape
     dtype = x.scale.dtype
     q, q_bad = set_aside(x.q.astype(dtype).reshape(-1, D))
     queries = (q * x.scale).reshape(x.q.shape), q_bad.reshape(B, Hkv, G, T)
     n = step_size(cache, dtype)
-    over = jax.vmap(jax.vmap(partial(meet, score), (None, 0, 0, 0)))  # heads, then rows
+    over = jax.vmap(jax.vmap(partial(meet, scored(x, score)), (None, 0, 0, 0)))  # heads, then rows
 
     @jax.checkpoint
     def step(carry: Any, j: jax.Array) -> Any:
@@ -133,7 +141,7 @@ def taken(cache: Cache, j: jax.Array, n: int) -> tuple[Store, jax.Array, Bool[Ar
 
 
 @partial(jax.jit, static_argnames="score")
-def many(x: Queries, cache: Cache, score: Score | None) -> Partial:
+def many(x: Queries, cache: Cache, score: Closed | None) -> Partial:
     """Many queries: the tiles of the engine, which skip what the mask rules out."""
     every = cache.store
     if isinstance(cache, Paged):
@@ -158,7 +166,9 @@ def many(x: Queries, cache: Cache, score: Score | None) -> Partial:
         mask = masks.lengths(k=length)
         mask = mask if x.mask is None else x.mask & mask
         mask = mask if filled is None else mask & masks.dense(filled[:, None])
-        return door.attend(q, k, v, mask=mask, score=score, sink=sink, scale=x.scale, q_positions=t, k_positions=s)
+        return door.attend(
+            q, k, v, mask=mask, score=scored(x, score), sink=sink, scale=x.scale, q_positions=t, k_positions=s
+        )
 
     f: Any = head
     one = (None,) * 4
