@@ -63,6 +63,7 @@ measure: $(VENV)/.ready-bench
 	@$(BIN)/python benchmarks/how_much_memory.py
 	@$(BIN)/python benchmarks/how_much_work_is_skipped.py
 	@$(BIN)/python benchmarks/how_fast_is_attention.py
+	@$(BIN)/python benchmarks/how_fast_is_decoding.py
 
 check: lint test
 
