@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -48,6 +49,16 @@ class Walkable:
     def apart(self, mapped: tuple[bool, ...]) -> bool:
         """Whether examples that differ in these operands do different work: side by side each would do all of it."""
         return False
+
+    @property
+    def collective(self) -> bool:
+        """Whether it speaks to other devices. One that does not is traced as if there were none."""
+        return False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the outputs are called by `jax.checkpoint` and its policies; nothing, where it is empty."""
+        return ()
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         raise NotImplementedError
@@ -78,7 +89,19 @@ class Walkable:
 
 def walk(fun: Walkable, *operands: Any) -> list[jax.Array]:
     """`fun(*operands)`, one group of examples at a time where it is mapped."""
-    return walk_p.bind(*map(jnp.asarray, operands), fun=fun)
+    return walk_p.bind(*alike(*map(jnp.asarray, operands)), fun=fun)
+
+
+def alike(*xs: jax.Array) -> list[jax.Array]:
+    """Inside `jax.shard_map`: the arrays, each varying over all axes that any of them varies over.
+
+    An operand that is the same on all devices has a cotangent that is a sum over them. Cast here, it is summed once and
+    by all; cast where it is used, in a branch that only some devices take, the others would be waited for for ever.
+    """
+    types = [jax.typeof(x).manual_axis_type.varying for x in xs]
+    every = frozenset().union(*types)
+    missing = [tuple(sorted(every - t, key=str)) for t in types]
+    return [jax.lax.pcast(x, m, to="varying") if m else x for x, m in zip(xs, missing, strict=True)]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -89,8 +112,26 @@ def _run(fun: Walkable, *xs: Any) -> list[jax.Array]:
 walk_p = Primitive("walk")
 walk_p.multiple_results = True
 walk_p.def_impl(lambda *xs, fun: _run(fun, *xs))
-walk_p.def_abstract_eval(lambda *avals, fun: jax.make_jaxpr(partial(_run, fun))(*avals).out_avals)
-mlir.register_lowering(walk_p, mlir.lower_fun(lambda *xs, fun: _run(fun, *xs), multiple_results=True))
+
+
+def _abstract(*avals: Any, fun: Walkable) -> list[Any]:
+    out = jax.make_jaxpr(partial(_run, fun))(*(avals if fun.collective else map(_alone, avals))).out_avals
+    return [y.update(manual_axis_type=avals[0].manual_axis_type) for y in out]
+
+
+def _alone(aval: Any) -> Any:
+    """A type as one device sees it, on which values cannot vary."""
+    return aval.update(manual_axis_type=jax.sharding.ManualAxisType())
+
+
+def _lower(ctx: Any, *xs: Any, fun: Walkable) -> Any:
+    if not fun.collective:
+        ctx = ctx.replace(avals_in=[*map(_alone, ctx.avals_in)], avals_out=[*map(_alone, ctx.avals_out)])
+    return mlir.lower_fun(lambda *xs: _run(fun, *xs), multiple_results=True)(ctx, *xs)
+
+
+walk_p.def_abstract_eval(_abstract)
+mlir.register_lowering(walk_p, _lower)
 
 
 # Derivatives.
@@ -107,6 +148,10 @@ class Tangent(Walkable):
     @property
     def bytes(self) -> int:
         return 2 * self.fun.bytes
+
+    @property
+    def collective(self) -> bool:
+        return self.fun.collective
 
     @property
     def linear(self) -> frozenset[int]:
@@ -134,13 +179,17 @@ class Transposed(Walkable):
         return 2 * self.fun.bytes
 
     @property
+    def collective(self) -> bool:
+        return self.fun.collective
+
+    @property
     def linear(self) -> frozenset[int]:
         kept = self.n - len(self.over)
         return frozenset(range(kept, kept + self.outputs))
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         kept, cts = xs[: -self.outputs], xs[-self.outputs :]
-        zeros = [jnp.zeros(shape, dtype) for shape, dtype in self.shapes]
+        zeros = alike(cts[0], *(jnp.zeros(shape, dtype) for shape, dtype in self.shapes))[1:]
         _, pull = jax.vjp(lambda *moved: self.fun.smooth(*_insert(kept, self.over, moved)), *zeros)
         return list(pull(list(cts)))
 
@@ -160,6 +209,8 @@ def _insert(rest: Leaves, over: tuple[int, ...], xs: Leaves) -> list[Any]:
 
 def _jvp_rule(primals: Leaves, tangents: Leaves, *, fun: Walkable) -> tuple[list[Any], list[Any]]:
     out = walk(fun, *primals)
+    if fun.names:
+        out = [checkpoint_name(y, name) for y, name in zip(out, fun.names, strict=True)]
     over = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
     if set(over) <= fun.linear:  # then its derivative is itself
         moved = [ad.instantiate_zeros(tangents[i]) if i in fun.linear else x for i, x in enumerate(primals)]
@@ -208,6 +259,14 @@ class Mapped(Walkable):
     @property
     def bytes(self) -> int:
         return self.group * self.fun.bytes
+
+    @property
+    def collective(self) -> bool:
+        return self.fun.collective
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.fun.names
 
     @property
     def linear(self) -> frozenset[int]:
@@ -284,11 +343,18 @@ def _batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: Walkable) -> t
     mapped = tuple(d is not None for d in dims)
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     operands = [jnp.moveaxis(x, d, 0) if m else x for x, d, m in zip(operands, dims, mapped, strict=True)]
-    one = [jax.ShapeDtypeStruct(x.shape[m:], x.dtype) for x, m in zip(operands, mapped, strict=True)]
-    out = jax.eval_shape(partial(_run, fun), *one)
+    out = _abstract(
+        *(_example(jax.typeof(x)) if m else jax.typeof(x) for x, m in zip(operands, mapped, strict=True)), fun=fun
+    )
     if size == 0:
         return [jnp.zeros((0, *y.shape), y.dtype) for y in out], [0] * len(out)
     return walk(Mapped(fun, mapped, size, (False,) * len(out)), *operands), [0] * len(out)
+
+
+def _example(aval: Any) -> Any:
+    """The type of one of those that lie along the leading axis."""
+    spec = jax.sharding.PartitionSpec(*aval.sharding.spec[1:])
+    return aval.update(shape=aval.shape[1:], sharding=aval.sharding.update(spec=spec))
 
 
 batching.primitive_batchers[walk_p] = _batching_rule

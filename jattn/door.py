@@ -151,21 +151,28 @@ def attend(
     tile: tuple[int, int] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`attention` behind its checks: (out, lse) of arguments that fit. Positions that are not given are row numbers."""
-    T, S, dtype = q.shape[0], k.shape[0], _checks.wide(q, k, v)
+    T, S = q.shape[0], k.shape[0]
     if T == 0 or S == 0:  # no tile at all: the definition is short enough
         allowed = None if mask is None else jnp.zeros((T, S), bool)
         return reference.attention(q, k, v, mask=allowed, sink=sink)
+    x = Operands(q, k, v, bias, sink, scale, (), mask, q_positions, k_positions, dropout)
+    plan, x = prepared(x, score, tile)
+    leaves, tree = jax.tree.flatten(x)
+    out, m, log_sum = walk(_Attend(plan, tree), *leaves)
+    return out.astype(v.dtype), m + log_sum
+
+
+def prepared(x: Operands, score: Score | None, tile: tuple[int, int] | None) -> tuple[Plan, Operands]:
+    """How one head is computed, and its operands in the form that the engine wants."""
+    T, S, dtype = x.q.shape[0], x.k.shape[0], _checks.wide(x.q, x.k, x.v)
     q_tile, k_tile = tile or tile_sizes(T, S)
     closed, captured = (None, ()) if score is None else _close(score, dtype)
     # Lengths in Python ints: beside float64 they would become int64, and rows are counted in int32.
-    mask = jax.tree.map(lambda n: jnp.asarray(n, jnp.int32) if isinstance(n, int) else n, mask)
-    scale = jnp.asarray(q.shape[1] ** -0.5, dtype) if scale is None else scale
-    if sink is not None and sink.shape != (T,):
-        sink = sink.reshape(())
-    x = Operands(q, k, v, bias, sink, scale, captured, mask, q_positions, k_positions, dropout)
-    leaves, tree = jax.tree.flatten(x)
-    out, m, log_sum = walk(_Attend(Plan(T, S, min(q_tile, T), min(k_tile, S), dtype, closed), tree), *leaves)
-    return out.astype(v.dtype), m + log_sum
+    mask = jax.tree.map(lambda n: jnp.asarray(n, jnp.int32) if isinstance(n, int) else n, x.mask)
+    scale = jnp.asarray(x.q.shape[1] ** -0.5, dtype) if x.scale is None else x.scale
+    sink = x.sink.reshape(()) if x.sink is not None and x.sink.shape != (T,) else x.sink
+    x = x._replace(captured=captured, mask=mask, scale=scale, sink=sink)
+    return Plan(T, S, min(q_tile, T), min(k_tile, S), dtype, closed), x
 
 
 @dataclasses.dataclass(frozen=True)

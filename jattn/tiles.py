@@ -26,7 +26,7 @@ class Operands(NamedTuple):
     v: jax.Array
     bias: jax.Array | None
     sink: jax.Array | None
-    scale: jax.Array
+    scale: jax.Array | None
     captured: tuple[jax.Array, ...]
     mask: Mask | None
     q_positions: jax.Array | None
