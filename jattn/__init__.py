@@ -11,10 +11,11 @@ heads                   tokens in, tokens out: multi-head, grouped, latent
 positions               where a token stands: rotary and its scalings, sinusoidal
 masks                   whether a query and a key meet
 scores                  what a meeting is worth
+sharding                many devices: ring, all-to-all, gather, tree inside jax.shard_map
 reference               the definition, dense, on one page
 """
 
-from jattn import cache, flow, heads, masks, positions, reference, scores
+from jattn import cache, flow, heads, masks, positions, reference, scores, sharding
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
 from jattn.door import attention, explain, weights_of
@@ -37,6 +38,7 @@ __all__ = [
     "positions",
     "reference",
     "scores",
+    "sharding",
     "softmax",
     "weights_of",
 ]

@@ -1,0 +1,37 @@
+"""Attention over a sequence that many devices hold in pieces, on JAX's own runtime.
+
+Called inside `jax.shard_map` with the name of a mesh axis, like `jax.lax.psum`:
+
+ring                keys and values go round; memory per device does not grow with their number
+all_to_all          heads are exchanged for rows
+gather              every device collects all keys and values
+tree                one merge of partials, for decoding
+ring_all_to_all     heads among some devices, a ring through the others
+
+attention           any of them over global arrays, given a mesh and a spec
+zigzag, unzigzag    the order of rows that balances causal work
+plan                what each would send, hold and compute, and which to take
+NAMES               what `jax.checkpoint` may save, so that a gradient does not go round once more
+
+Partial attentions are a monoid: a ring is a fold over devices, with the masks, scores, sinks and derivatives of one.
+"""
+
+from jattn.sharding._mesh import attention, unzigzag, zigzag
+from jattn.sharding._plan import Cost, Plan, plan
+from jattn.sharding._ring import NAMES
+from jattn.sharding._schemes import all_to_all, gather, ring, ring_all_to_all, tree
+
+__all__ = [
+    "NAMES",
+    "Cost",
+    "Plan",
+    "all_to_all",
+    "attention",
+    "gather",
+    "plan",
+    "ring",
+    "ring_all_to_all",
+    "tree",
+    "unzigzag",
+    "zigzag",
+]

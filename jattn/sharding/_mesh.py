@@ -1,0 +1,181 @@
+"""A mesh and specs in place of a hand-written `jax.shard_map`; and the order of rows that balances causal work."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from jattn import _checks, door
+from jattn._types import Score
+from jattn.sharding._blocks import of_shards, sides
+from jattn.sharding._schemes import ring, tree
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mesh: Mesh,
+    spec: PartitionSpec,
+    scheme: Callable[..., Any] = ring,
+    mask: Any = None,
+    score: Score | None = None,
+    sink: Any = None,
+    scale: Any = None,
+    q_positions: Any = None,
+    k_positions: Any = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention over global arrays that a mesh holds in pieces: `scheme` inside a `jax.shard_map` over `spec`.
+
+    Args:
+      q: [*B, T, H, D]. k: [*B, S, Hkv, D]. v: [*B, S, Hkv, Dv].
+      mesh: the devices.
+      spec: how the axes [*B, T, H] are sharded, as in P("data", "seq", "heads"); k and v likewise. One mesh axis for
+        the sequence, or for `ring_all_to_all` two. Batch and heads may be sharded over any: this sends nothing.
+      scheme: `ring`, `all_to_all`, `gather`, `ring_all_to_all`, or `tree`, whose q is whole on every device.
+      mask, score, sink, scale, return_lse: as in `ring`; ids of a mask are those of all rows.
+      q_positions: integers [T], where each row of q stands, in tokens; 0, 1, 2, … if None and T = S.
+      k_positions: integers [S], likewise. As NumPy arrays, or None, they are known before the program runs, and a
+        distance at which the mask lets nothing meet is skipped.
+
+    Returns:
+      [*B, T, H, Dv] in pieces like q, or (that, lse [*B, T, H]).
+
+    Raises:
+      TypeError, ValueError: as the scheme; or a length is not a multiple of its devices. Nothing is padded: the
+        message says by how many rows to pad.
+
+    Memory: as the scheme.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jattn
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((1,), ("seq",), axis_types=(jax.sharding.AxisType.Auto,))
+      >>> x = jax.random.normal(jax.random.key(0), (3, 1, 8, 2, 4))
+      >>> out = jattn.sharding.attention(*x, mesh=mesh, spec=P(None, "seq"), mask=jattn.masks.causal())
+      >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x, is_causal=True), atol=1e-6))
+      True
+    """
+    where = "attention"
+    q, k, v = (_checks.array(where, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    entries = (*spec, *(None,) * (q.ndim - len(spec)))
+    if q.ndim < 3 or len(spec) > q.ndim - 1 or entries[-3] is None:
+        must = "spec must shard the axis T of [*B, T, H]"
+        remedy = "Name a mesh axis for it, as in P('data', 'seq', 'heads'); without one call dot_product_attention."
+        _checks.fail(ValueError, where, must, remedy, spec=str(spec), q=q)
+    *batch, rows, heads, _ = entries
+    names = rows if isinstance(rows, tuple) else (rows,)
+    P = math.prod(mesh.shape[n] for n in names)
+    for side, x in (("k", k),) if scheme is tree else (("q", q), ("k", k)):
+        n, axis = x.shape[-3], {"q": "T", "k": "S"}[side]
+        if n % P:
+            more = {"q": "q", "k": "k and v"}[side]
+            remedy = (
+                f"Pad {more} by {-n % P} rows at positions that no other row meets, and drop these rows of the result."
+            )
+            must = f"{axis} must be a multiple of the devices along it"
+            _checks.fail(ValueError, where, must, remedy, **{side: x, "devices": str(P)})
+    q_spec = PartitionSpec(*batch, None if scheme is tree else rows, heads)
+    kv_spec = PartitionSpec(*batch, rows, heads)
+    mask = None if mask is None else of_shards(where, mask)
+    seekers = door.seekers(where, mask, score, _checks.wide(q, k, v))
+    T, S = q.shape[-3], k.shape[-3]
+    given: dict[str, Any] = {}
+    known: dict[str, Any] = {}
+    if seekers:
+        _checks.both_positions(where, T, S, q_positions, k_positions, seekers)
+        for name, x, n in (("q_positions", q_positions, T), ("k_positions", k_positions, S)):
+            x = np.arange(n, dtype=np.int32) if x is None else x
+            (known if isinstance(x, np.ndarray) else given)[name] = x
+    leaves, form = jax.tree.flatten(mask)
+    q_rows = None if scheme is tree else rows
+    of_side = {"q": PartitionSpec(q_rows), "k": PartitionSpec(rows), "": PartitionSpec()}
+    of_mask = [of_side[side] for side in sides(mask)]
+    of_sink = PartitionSpec(heads) if sink is not None and jnp.ndim(sink) else PartitionSpec()
+    axis_name: Any = names[0] if len(names) == 1 else names
+    options = {"score": score, "return_lse": return_lse, "axis_name": axis_name} | known
+
+    def here(q: Any, k: Any, v: Any, mask: Any, more: dict[str, Any]) -> Any:
+        return scheme(q, k, v, mask=jax.tree.unflatten(form, mask), **more, **options)
+
+    options_of: dict[str, Any] = {n: x for n, x in (("sink", sink), ("scale", scale)) if x is not None} | given
+    specs = {"sink": of_sink, "scale": PartitionSpec(), "q_positions": of_side["q"], "k_positions": of_side["k"]}
+    axes = {a for e in entries if e is not None for a in (e if isinstance(e, tuple) else (e,))}
+    return jax.shard_map(
+        here,
+        mesh=mesh,
+        in_specs=(q_spec, kv_spec, kv_spec, of_mask, {n: specs[n] for n in options_of}),
+        out_specs=(q_spec, q_spec) if return_lse else q_spec,
+        axis_names=axes,
+    )(q, k, v, [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves], options_of)
+
+
+def zigzag(x: Any, devices: int, *, axis: int = 0) -> Any:
+    """Rows in the order that balances causal work: device i gets the pieces i and 2P − 1 − i of 2P.
+
+    Each device then has as many early rows, which meet little, as late ones, which meet much.
+
+    Args:
+      x: an array with a sequence axis; NumPy stays NumPy. `zigzag(numpy.arange(T), P)` are the positions.
+      devices: P.
+      axis: the sequence axis.
+
+    Returns:
+      The array with its rows reordered.
+
+    Raises:
+      ValueError: the length is not a multiple of 2P.
+
+    Source: Zhu 2024, ring-flash-attention; Llama Team 2024, section 3.3.2.
+
+    Example:
+      >>> import numpy as np, jattn
+      >>> jattn.sharding.zigzag(np.arange(8), 2)
+      array([0, 1, 6, 7, 2, 3, 4, 5])
+    """
+    return _pieces("zigzag", x, devices, axis, _order(devices))
+
+
+def unzigzag(x: Any, devices: int, *, axis: int = 0) -> Any:
+    """Rows in the order of the sequence again: undoes `zigzag`.
+
+    Args:
+      x, devices, axis: as in `zigzag`.
+
+    Returns:
+      The array with its rows in order.
+
+    Raises:
+      ValueError: the length is not a multiple of 2P.
+
+    Example:
+      >>> import numpy as np, jattn
+      >>> jattn.sharding.unzigzag(np.array([0, 1, 6, 7, 2, 3, 4, 5]), 2)
+      array([0, 1, 2, 3, 4, 5, 6, 7])
+    """
+    return _pieces("unzigzag", x, devices, axis, np.argsort(_order(devices)))
+
+
+@functools.cache
+def _order(devices: int) -> np.ndarray:
+    i = np.arange(devices)
+    return np.stack([i, 2 * devices - 1 - i], 1).ravel()
+
+
+def _pieces(where: str, x: Any, devices: int, axis: int, order: np.ndarray) -> Any:
+    devices = _checks.count(where, "devices", devices, least=1)
+    n = x.shape[axis]
+    if n % (2 * devices):
+        remedy = f"Pad the sequence by {-n % (2 * devices)} rows first."
+        must = "the sequence must be a multiple of twice the devices"
+        _checks.fail(ValueError, where, must, remedy, x=x, devices=str(devices))
+    axis %= x.ndim
+    split = x.reshape(*x.shape[:axis], 2 * devices, n // (2 * devices), *x.shape[axis + 1 :])
+    return split.take(order, axis=axis).reshape(x.shape)

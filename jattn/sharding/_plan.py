@@ -1,0 +1,203 @@
+"""What each scheme would cost, before anything runs."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jattn import _checks
+from jattn.masks import Mask
+from jattn.sharding._blocks import steps, verdicts
+from jattn.sharding._mesh import zigzag
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """One scheme, per device. Bytes are sent; memory is held at once; seconds are a model."""
+
+    scheme: str
+    why_not: str
+    """Why it is not possible; empty where it is."""
+    collectives: dict[str, int]
+    """How many of each kind the compiled value contains, loops counted by their trips."""
+    gradient_collectives: dict[str, int]
+    """Likewise the value and gradient."""
+    sent: int
+    gradient_sent: int
+    memory: int
+    work: float
+    """Floating-point operations of the forward pass, of the busiest device."""
+    balance: float
+    """Busiest over mean, each stop as long as its busiest device."""
+    seconds: float
+    """Value and gradient, sending hidden behind arithmetic where the scheme lets it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What `plan` found: the cost of each scheme, and the choice."""
+
+    costs: tuple[Cost, ...]
+    choice: str
+
+    def __str__(self) -> str:
+        head = f"{'scheme':24}{'sent':>10}{'+ gradient':>12}{'memory':>10}{'balance':>9}{'seconds':>10}"
+        lines = [
+            f"{c.scheme:24}{c.why_not}"
+            if c.why_not
+            else f"{c.scheme:24}{_size(c.sent):>10}{_size(c.gradient_sent):>12}{_size(c.memory):>10}{c.balance:>9.2f}"
+            f"{c.seconds:>10.3g}{'  ←' if c.scheme == self.choice else ''}"
+            for c in self.costs
+        ]
+        return "\n".join([head, *lines])
+
+
+def plan(
+    T: int,
+    S: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: Any,
+    devices: int,
+    flops_per_second: float,
+    bandwidth: float,
+    mask: Mask | None = None,
+) -> Plan:
+    """What each scheme sends, holds and computes on one device for one layer of one example, and which to take.
+
+        KV = (S/P)·Hkv·2D·e,   Q = (T/P)·H·D·e,   h stops beyond the first,   e, acc = bytes of dtype, of arithmetic
+        ring          h·KV, for the gradient h·(KV + KV·acc/e) + KV·acc/e more; h = P − 1, fewer where a mask rules out
+        all_to_all    (P − 1)/P·(2·Q + c·KV), that again for the gradient; c = max(1, P/Hkv) copies
+        gather        (P − 1)·KV, that again for the gradient
+        tree          ≈ 2(P − 1)/P·T·H·(D + 2)·acc: one maximum and one sum
+        memory        2·Q + 2·KV (ring), 2·Q + P·KV (gather), 2·Q + c·KV (all_to_all), + lse: the value alone
+        work          4·D·H·pairs; the gradient 2.5 times that more
+        seconds       max(work/F, sent/W) for a ring, their sum else
+
+    Positions, where a mask looks at them, travel in 4 bytes a row; they are counted among the collectives of a ring.
+
+    Args:
+      T: queries. S: keys. heads: H. kv_heads: Hkv. head_dim: D, also of the values. dtype: of q, k and v.
+      devices: P.
+      flops_per_second: F, of one device, as achieved: peak × efficiency.
+      bandwidth: W, bytes per second over one link.
+      mask: who meets; work and balance follow its verdicts on pieces of shards (a piece that it cuts counts half).
+
+    Returns:
+      Plan(costs, choice); `print` shows a table. The choice is the least seconds among what is possible.
+
+    Raises:
+      TypeError, ValueError: a size is not a whole number of at least 1, or a rate is not above zero.
+
+    Source: Liu, Zaharia and Abbeel 2023 (when a ring hides what it sends); Jacobs et al. 2023.
+
+    Example:
+      >>> import jattn
+      >>> p = jattn.sharding.plan(2**20, 2**20, 32, 8, 128, "bfloat16", 64, 4e14, 5e10, jattn.masks.causal())
+      >>> p.choice
+      'ring, zigzag'
+    """
+    sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
+    T, S, H, K, D, P = (_checks.count("plan", name, n, least=1) for name, n in sizes.items())
+    for name, rate in (("flops_per_second", flops_per_second), ("bandwidth", bandwidth)):
+        if not rate > 0:
+            remedy = "Measure one step on one device, and one transfer between two."
+            _checks.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
+    e = jnp.dtype(dtype).itemsize
+    acc = max(4, e)
+    kv, q = -(-S // P) * K * 2 * D * e, -(-T // P) * H * D * e
+    lse = -(-T // P) * H * acc
+    looks = mask is not None and mask.looks_at_positions
+    whole = T % P == 0 and S % P == 0
+    uneven = "" if whole else f"T and S must be multiples of {P}"
+    flop = 4 * D * H
+
+    def cost(
+        scheme: str, why: str, sent: float, back: float, memory: int, kinds: Any, share: Any, hidden: bool
+    ) -> Cost:
+        pairs, balance = share
+        work = flop * pairs / P * balance
+        once, more = work / flops_per_second, 2.5 * work / flops_per_second
+        link, link_back = sent / bandwidth, back / bandwidth
+        seconds = max(once, link) + max(more, link_back) if hidden else once + more + link + link_back
+        return Cost(scheme, why, kinds[0], kinds[1], int(sent), int(back), memory, work, balance, seconds)
+
+    def contiguous(P: int, synchronous: bool = True) -> tuple[float, float]:
+        return _work(mask, _orders("contiguous", T, S, P), P, synchronous=synchronous) if whole else (float(T) * S, 1.0)
+
+    costs: list[Cost] = []
+    kinds: Any
+    for name in ("contiguous", "zigzag") if mask is not None else ("contiguous",):
+        halves = name == "zigzag" and (T % (2 * P) or S % (2 * P))
+        why = uneven or ("T and S must be multiples of twice the devices" if halves else "")
+        orders = (None, None) if why else _orders(name, T, S, P)
+        share = (float(T) * S, 1.0) if why else _work(mask, orders, P)
+        h, a = len(steps(mask, orders, P)) - 1, 2 + looks
+        kinds = {"collective-permute": h * a}, {"collective-permute": h * (2 * a + 2) + (2 if h else 0)}
+        back = h * (kv + kv * acc // e) + (kv * acc // e if h else 0)
+        costs.append(cost(f"ring, {name}", why, h * kv, back, 2 * q + 2 * kv + lse, kinds, share, True))
+    even = contiguous(P)[0], 1.0
+    copies = max(1, P // K)
+    swapped = (P - 1) / P * (2 * q + copies * kv)
+    kinds = {"all-to-all": 4}, {"all-to-all": 8}
+    memory = 2 * q + copies * kv + lse
+    costs.append(cost("all_to_all", uneven or _undealt(H, K, P), swapped, swapped, memory, kinds, even, False))
+    kinds = {"all-gather": 2}, {"all-gather": 2, "reduce-scatter": 2}
+    sent = (P - 1) * kv
+    costs.append(cost("gather", uneven, sent, sent, 2 * q + P * kv + lse, kinds, contiguous(P, False), False))
+    if T < P:
+        sent = 2 * (P - 1) / P * T * H * (D + 2) * acc
+        why = "" if S % P == 0 else f"S must be a multiple of {P}"
+        kinds = {"all-reduce": 3}, {"all-reduce": 3}
+        costs.append(cost("tree", why, sent, sent, 2 * T * H * D * e + kv, kinds, (float(T) * S, 1.0), False))
+    for u in [u for u in range(2, P) if P % u == 0 and not uneven and not _undealt(H, K, u)]:
+        R, more = P // u, max(1, u // K)
+        h = len(steps(mask, _orders("contiguous", T, S, R), R)) - 1
+        swapped, hop = (u - 1) / u * (2 * q + more * kv), kv * more
+        permutes = h * (2 + looks), h * (2 * (2 + looks) + 2) + (2 if h else 0)
+        kinds = [{"all-to-all": n, "collective-permute": m} for n, m in zip((4, 8), permutes, strict=True)]
+        back = swapped + (h * (1 + acc / e) + (acc / e if h else 0)) * hop
+        name = f"ring_all_to_all, {R} × {u}"
+        costs.append(cost(name, "", swapped + h * hop, back, 2 * q + 2 * hop + lse, kinds, contiguous(R), True))
+    able = [c for c in costs if not c.why_not]
+    return Plan(tuple(costs), min(able, key=lambda c: c.seconds).scheme if able else "none")
+
+
+def _undealt(H: int, K: int, P: int) -> str:
+    if H % P:
+        return f"{H} heads cannot be dealt to {P} devices"
+    return f"{K} key/value heads cannot be dealt to {P} devices" if K % P and P % K else ""
+
+
+def _orders(name: str, T: int, S: int, P: int) -> tuple[np.ndarray, np.ndarray]:
+    orders = (np.arange(n, dtype=np.int32) for n in (T, S))
+    if name == "zigzag":
+        orders = (zigzag(o, P) for o in orders)
+    q, k = (o.reshape(P, -1) for o in orders)
+    return q, k
+
+
+def _work(mask: Mask | None, orders: Any, P: int, *, synchronous: bool = True) -> tuple[float, float]:
+    """The pairs that meet, and busiest over mean: of a ring, whose every stop waits for all, or of whole devices."""
+    T, S = (float(o.size) for o in orders)
+    if mask is None:
+        return T * S, 1.0
+    may, must, q_rows, k_rows = verdicts(mask, orders, max(2, min(16, 2048 // P)))
+    share = np.where(np.asarray(must), 1.0, np.where(np.asarray(may), 0.5, 0.0))
+    met = share.reshape(P, share.shape[0] // P, P, -1).sum((1, 3)) * (q_rows * k_rows)
+    total = met.sum()
+    if total == 0:
+        return 0.0, 1.0
+    stops = np.stack([np.diagonal(np.roll(met, d, 1)) for d in range(P)])  # each device meets the shard d before it
+    busiest = stops.max(1).sum() if synchronous else met.sum(1).max()
+    return float(total), float(busiest * P / total)
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} TB"

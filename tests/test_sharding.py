@@ -1,0 +1,134 @@
+"""Every scheme, on 2, 4 and 8 devices, against the definition on one: values and every derivative."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import normal
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jattn
+from jattn import masks, scores, sharding
+
+B, H, D, Dv = 1, 4, 3, 2
+BOUND = 1e-11
+
+
+def mesh_of(n, *names):
+    shape = (n,) if len(names) == 1 else (n // 2, 2)
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=jax.devices()[:n])
+
+
+def ids(T):
+    """Three documents, whose borders lie inside shards."""
+    return np.asarray(np.searchsorted([T // 3, T // 2], np.arange(T), side="right"), np.int32)
+
+
+MASKS = {
+    "none": lambda T, p: None,
+    "causal": lambda T, p: masks.causal(),
+    "window": lambda T, p: masks.window(left=T // 4 + 1, right=0),
+    "segments": lambda T, p: masks.segments(ids(T)[p]) & masks.causal(),
+    "prefix": lambda T, p: masks.prefix(T // 3) | masks.causal(),
+}
+SCORES = {
+    "none": lambda table: None,
+    "table": lambda table: lambda s, i, j: s + table[jnp.abs(i - j)],
+    "capped": lambda table: scores.soft_cap(2.0),
+    "alibi": lambda table: scores.alibi(0.3),
+}
+ORDERS = {
+    "contiguous": lambda T, n: np.arange(T, dtype=np.int32),
+    "zigzag": lambda T, n: sharding.zigzag(np.arange(T, dtype=np.int32), n),
+    "striped": lambda T, n: np.arange(T, dtype=np.int32).reshape(-1, n).T.ravel(),
+}
+# scheme, devices, Hkv, layout, mask, score, positions known before tracing, every order of derivative
+CASES = [
+    ("ring", 8, 2, "zigzag", "causal", "table", False, True),
+    ("ring", 4, 1, "contiguous", "segments", "capped", True, True),
+    ("ring", 2, 4, "striped", "causal", "alibi", True, False),
+    ("ring", 8, 2, "contiguous", "window", "none", True, False),
+    ("ring", 4, 2, "zigzag", "prefix", "alibi", True, False),
+    ("ring", 8, 4, "contiguous", "none", "none", True, False),
+    ("all_to_all", 4, 2, "zigzag", "prefix", "table", True, True),
+    ("all_to_all", 2, 4, "contiguous", "segments", "capped", False, False),
+    ("all_to_all", 8, 2, "striped", "window", "alibi", True, False),
+    ("gather", 8, 2, "contiguous", "segments", "table", False, True),
+    ("gather", 4, 1, "zigzag", "causal", "capped", True, False),
+    ("gather", 2, 2, "striped", "prefix", "alibi", True, False),
+    ("ring_all_to_all", 8, 2, "zigzag", "causal", "table", True, True),
+    ("ring_all_to_all", 4, 1, "contiguous", "segments", "capped", False, False),
+    ("tree", 8, 2, "contiguous", "causal", "table", True, True),
+    ("tree", 4, 1, "striped", "window", "capped", False, False),
+    ("tree", 2, 2, "zigzag", "prefix", "alibi", True, False),
+]
+
+
+def problem(scheme, n, Hkv, layout, mask, score, known):
+    """(the scheme, the definition), each a function of (q, k, v, sink, table); and where to look at them."""
+    T, heads = 2 * n, max(H, n) if scheme == "all_to_all" else H
+    order = ORDERS[layout](T, n)
+    rows = order[[T // 2 - 1, T - 1]] if scheme == "tree" else order
+    axes = ("seq",) if scheme != "ring_all_to_all" else ("ring", "heads")
+    mesh = mesh_of(n, *axes)
+    spec = P(None, axes[0] if len(axes) == 1 else axes)
+    given = {"q_positions": rows, "k_positions": order}
+    given = given if known else {name: jnp.asarray(x) for name, x in given.items()}
+
+    def ours(q, k, v, sink, table):
+        allowed = MASKS[mask](T, order)
+        if scheme == "tree" and mask == "segments":
+            allowed = masks.segments(ids(T)[rows], ids(T)[order])
+        return sharding.attention(
+            q, k, v, mesh=mesh, spec=spec, scheme=getattr(sharding, scheme), mask=allowed, score=SCORES[score](table),
+            sink=sink, return_lse=True, **given,
+        )  # fmt: skip
+
+    def definition(q, k, v, sink, table):
+        allowed = MASKS[mask](T, order)
+        dense = None if allowed is None else masks.to_dense(allowed, len(rows), T, q_positions=rows, k_positions=order)
+        value = SCORES[score](table)
+
+        def one(q, k, v, sink):
+            options = {"mask": dense, "score": value, "sink": sink, "q_positions": rows, "k_positions": order}
+            return jattn.reference.attention(q, k, v, **options)
+
+        k, v = (jnp.repeat(x, heads // Hkv, 2) for x in (k, v))
+        return jax.vmap(jax.vmap(one, (1, 1, 1, 0), (1, 1)), (0, 0, 0, None))(q, k, v, sink)
+
+    shapes = (B, len(rows), heads, D), (B, T, Hkv, D), (B, T, Hkv, Dv), (heads,), (T,)
+    x = tuple(jnp.asarray(normal(*shape, seed=i)) for i, shape in enumerate(shapes))
+    x_dot = tuple(jnp.asarray(normal(*shape, seed=i + 9)) for i, shape in enumerate(shapes))
+    return ours, definition, x, x_dot
+
+
+def derivatives(f, x, x_dot, every):
+    """value, grad and, of every order: jvp, jvp-of-grad, grad-of-grad, grad-of-jvp; one program each way."""
+
+    def loss(x):
+        return sum(jnp.vdot(jnp.cos(jnp.arange(y.size)).reshape(y.shape), jnp.sin(y)) for y in f(*x))
+
+    def along(x):
+        return sum(map(jnp.vdot, jax.grad(loss)(x), x_dot))
+
+    if not every:
+        return jax.jit(lambda x: (f(*x), jax.grad(loss)(x)))(x)
+    twice = jax.jit(lambda x: (f(*x), jax.jvp(jax.value_and_grad(loss), (x,), (x_dot,))))(x)
+    return twice, jax.jit(jax.grad(along))(x), jax.jit(jax.grad(lambda x: jax.jvp(loss, (x,), (x_dot,))[1]))(x)
+
+
+def off(got, want):
+    return max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c[:6])))
+def test_a_scheme_equals_one_device(case):
+    *what, every = case
+    ours, definition, x, x_dot = problem(*what)
+    got, want = (derivatives(f, x, x_dot, every) for f in (ours, definition))
+    assert off(got, want) <= BOUND
+    if case is CASES[0]:  # the control: one key moved by a billionth is seen
+        moved = (x[0], x[1].at[0, 0, 0, 0].add(1e-9), *x[2:])
+        assert off(definition(*x), definition(*moved)) > BOUND
