@@ -76,7 +76,8 @@ def plan(
         work          4·D·H·pairs; the gradient 2.5 times that more
         seconds       max(work/F, sent/W) for a ring, their sum else
 
-    Positions, where a mask looks at them, travel in 4 bytes a row; they are counted among the collectives of a ring.
+    Positions, where a mask looks at them, travel in 4 bytes a row; they are counted among the collectives of a ring,
+    of which the compiler may share a single hop between value and gradient.
 
     Args:
       T: queries. S: keys. heads: H. kv_heads: Hkv. head_dim: D, also of the values. dtype: of q, k and v.
@@ -190,7 +191,8 @@ def _work(mask: Mask | None, orders: Any, P: int, *, synchronous: bool = True) -
     total = met.sum()
     if total == 0:
         return 0.0, 1.0
-    stops = np.stack([np.diagonal(np.roll(met, d, 1)) for d in range(P)])  # each device meets the shard d before it
+    i = np.arange(P)
+    stops = met[i, (i - i[:, None]) % P]  # at stop d each device meets the shard d before its own
     busiest = stops.max(1).sum() if synchronous else met.sum(1).max()
     return float(total), float(busiest * P / total)
 

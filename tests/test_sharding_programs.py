@@ -1,0 +1,305 @@
+"""What the compiled programs contain: which collectives, how many, of what size, and how much memory."""
+
+import functools
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import normal
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jattn
+from jattn import masks, sharding
+
+KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce", "reduce-scatter")
+SHAPE = re.compile(r"(?P<type>[a-z]+)(?P<bits>\d+)\[(?P<shape>[\d,]*)\]")
+
+
+def mesh_of(n, *names, shape=None):
+    kinds = (AxisType.Auto,) * len(names)
+    return jax.make_mesh(shape or (n,), names, axis_types=kinds, devices=jax.devices()[:n])
+
+
+def collectives(compiled):
+    """Of each kind: how often it runs, and the bytes that one device gets by it; a loop's body counts by its trips."""
+    bodies, body = {}, None
+    for line in compiled.as_text().splitlines():
+        if line.startswith(("%", "ENTRY")):
+            body = bodies.setdefault(line.split()[line.startswith("ENTRY")].lstrip("%"), [])
+        elif body is not None:
+            body.append(line)
+    entry = next(line.split()[1].lstrip("%") for line in compiled.as_text().splitlines() if line.startswith("ENTRY"))
+    total = {kind: [0, 0] for kind in KINDS}
+
+    def visit(name, times):
+        for line in bodies[name]:
+            op = re.search(r" = (?P<result>.*?) (?P<kind>[a-z-]+?)(?:-start)?\(", line)
+            if op and op["kind"] in KINDS:
+                total[op["kind"]][0] += times
+                shapes = [
+                    (int(m["bits"]) // 8, *(int(n) for n in m["shape"].split(",") if n))
+                    for m in SHAPE.finditer(op["result"])
+                ]
+                total[op["kind"]][1] += times * sum(map(math.prod, shapes))
+            trips = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+            for called in re.findall(r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line):
+                if called in bodies:
+                    visit(called, times * (int(trips[1]) if trips and f"body=%{called}" in line else 1))
+
+    visit(entry, 1)
+    return {kind: tuple(n) for kind, n in total.items() if n[0]}
+
+
+def blocks(n, rows=4, H=8, Hkv=8, D=4, dtype=jnp.float32):
+    T = rows * n
+    return tuple(jax.ShapeDtypeStruct((1, T, h, D), dtype) for h in (H, Hkv, Hkv))
+
+
+def program(scheme, n, *, gradient=False, mask=None, order=None, x=None, T=None):
+    axes = ("seq",) if scheme is not sharding.ring_all_to_all else ("ring", "heads")
+    mesh = mesh_of(n, *axes, shape=(n,) if len(axes) == 1 else (n // 2, 2))
+    x = x or blocks(n)
+    T = x[0].shape[1]
+    order = np.arange(x[1].shape[1], dtype=np.int32) if order is None else order
+    rows = order[-T:] if scheme is sharding.tree else order
+    spec = P(None, axes[0] if len(axes) == 1 else axes)
+    kept = NamedSharding(mesh, spec), NamedSharding(mesh, P())
+
+    def f(*x):
+        out = sharding.attention(
+            *x, mesh=mesh, spec=spec, scheme=scheme, mask=mask, q_positions=rows, k_positions=order
+        )
+        return out
+
+    both = jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2))
+    shardings = (kept[scheme is sharding.tree], kept[0], kept[0])
+    if gradient:
+        out = (kept[1], shardings)
+        return jax.jit(both, in_shardings=shardings, out_shardings=out).lower(*x).compile()
+    return jax.jit(f, in_shardings=shardings, out_shardings=shardings[0]).lower(*x).compile()
+
+
+def planned(x, n, mask, scheme):
+    (_, T, H, D), (_, S, Hkv, _) = x[0].shape, x[1].shape
+    costs = sharding.plan(T, S, H, Hkv, D, x[0].dtype, n, 1e11, 1e9, mask).costs
+    return next(c for c in costs if c.scheme.startswith(scheme))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "layout", "mask"),
+    [
+        ("ring", "contiguous", None),
+        ("ring", "contiguous", masks.causal()),
+        ("ring", "zigzag", masks.causal()),
+        ("ring", "contiguous", masks.window(left=5, right=0)),
+        ("all_to_all", "contiguous", masks.causal()),
+        ("gather", "contiguous", masks.causal()),
+        ("ring_all_to_all", "contiguous", None),
+    ],
+)
+def test_the_plan_is_what_is_compiled(scheme, layout, mask):
+    n, x = 8, blocks(8)
+    T = x[0].shape[1]
+    order = np.arange(T, dtype=np.int32)
+    order = sharding.zigzag(order, n) if layout == "zigzag" else order
+    name = {"ring": f"ring, {layout}", "ring_all_to_all": "ring_all_to_all, 4 × 2"}.get(scheme, scheme)
+    cost = planned(x, n, mask, name)
+    for gradient, kinds in ((False, cost.collectives), (True, cost.gradient_collectives)):
+        found = collectives(program(getattr(sharding, scheme), n, gradient=gradient, mask=mask, order=order))
+        found.pop("all-reduce", None)  # the sum of the loss
+        assert {k: c for k, (c, _) in found.items()} == {k: c for k, c in kinds.items() if c}
+        if scheme == "ring":
+            positions = 0 if mask is None else 4 * (T // n)
+            h = cost.collectives["collective-permute"] // (2 + (mask is not None))
+            want = cost.sent + (cost.gradient_sent if gradient else 0) + h * (1 + gradient) * positions
+            assert found["collective-permute"][1] == want
+
+
+def test_a_window_sends_to_neighbours_alone_and_a_mask_that_rules_out_all_sends_nothing():
+    narrow = collectives(program(sharding.ring, 8, mask=masks.window(left=2, right=0)))
+    assert narrow["collective-permute"][0] == 3  # k, v and positions, once
+    assert "collective-permute" not in collectives(program(sharding.ring, 8, mask=masks.window(0, 0)))
+    assert collectives(program(sharding.ring, 8, mask=masks.causal()))["collective-permute"][0] == 21
+    both = masks.window(left=3, right=3)  # one device before, one after: no loop
+    assert collectives(program(sharding.ring, 8, mask=both))["collective-permute"][0] == 6
+    most = planned(blocks(8), 8, both, "ring, contiguous").gradient_collectives["collective-permute"]
+    assert collectives(program(sharding.ring, 8, mask=both, gradient=True))["collective-permute"][0] <= most
+
+
+def test_decoding_is_one_maximum_and_one_sum():
+    x = blocks(8)
+    x = (jax.ShapeDtypeStruct((1, 1, 8, 4), jnp.float32), *x[1:])
+    found = collectives(program(sharding.tree, 8, x=x))
+    assert set(found) == {"all-reduce"}
+    assert found["all-reduce"][0] <= planned(x, 8, None, "tree").collectives["all-reduce"]
+    assert found["all-reduce"][1] == 4 * 8 * (4 + 1 + 1)
+
+
+@pytest.mark.parametrize("T", [48, 700])
+@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
+def test_sharded_batch_and_heads_need_no_collective(spec, T):
+    mesh = mesh_of(8, "x")
+    kept = NamedSharding(mesh, spec)
+    x = [jax.ShapeDtypeStruct((8, T, 8, 4), jnp.float32)] * 3
+    f = functools.partial(jattn.dot_product_attention, is_causal=True)
+    grad = jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2))
+    for g, out in ((f, kept), (grad, (kept,) * 3)):
+        assert collectives(jax.jit(g, in_shardings=kept, out_shardings=out).lower(*x).compile()) == {}
+    # The control: a sharded sequence is gathered.
+    along = NamedSharding(mesh, P(None, "x"))
+    assert collectives(jax.jit(f, in_shardings=along, out_shardings=along).lower(*x).compile()) != {}
+
+
+def test_saved_names_spare_a_second_round():
+    mesh, x = mesh_of(8, "seq"), blocks(8)
+    kept = NamedSharding(mesh, P(None, "seq"))
+
+    def permutes(policy):
+        def layer(*x):
+            return jnp.sin(sharding.attention(*x, mesh=mesh, spec=P(None, "seq")))
+
+        layer = layer if policy is None else jax.checkpoint(layer, policy=policy)
+        both = jax.value_and_grad(lambda *x: jnp.sum(layer(*x)), (0, 1, 2))
+        f = jax.jit(both, in_shardings=kept, out_shardings=(None, (kept,) * 3))
+        return collectives(f.lower(*x).compile())["collective-permute"][0]
+
+    plain = permutes(None)
+    assert permutes(jax.checkpoint_policies.save_only_these_names(*sharding.NAMES)) == plain
+    assert permutes(jax.checkpoint_policies.nothing_saveable) == plain + 2 * 7
+
+
+def test_zigzag_balances_causal_work():
+    """Counted pair by pair: each stop of the ring lasts as long as its busiest device."""
+    n, T = 8, 64
+    pairs = np.asarray(masks.to_dense(masks.causal(), T, T))
+    found = {}
+    for layout, order in (("contiguous", np.arange(T)), ("zigzag", sharding.zigzag(np.arange(T), n))):
+        shards = order.reshape(n, -1)
+        stops = [[pairs[np.ix_(shards[i], shards[(i - d) % n])].sum() for i in range(n)] for d in range(n)]
+        found[layout] = n * sum(map(max, stops)) / pairs.sum()
+        whole = np.sum(stops, 0)
+        if layout == "zigzag":
+            assert whole.max() / whole.mean() <= 1.05
+        else:
+            assert whole.max() / whole.mean() > 1.8
+        cost = planned(blocks(n, rows=8), n, masks.causal(), f"ring, {layout}")
+        assert cost.balance == pytest.approx(found[layout], rel=0.03)
+    assert found["zigzag"] <= 1.05 < 1.8 < found["contiguous"]
+
+
+MEMORY = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P, NamedSharding, AxisType
+jax.config.update("jax_num_cpu_devices", 32)
+from jattn import sharding, masks
+def measured(n, order, scheme=sharding.ring, rows=64):
+    mesh = jax.make_mesh((n,), ("seq",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
+    kept = NamedSharding(mesh, P(None, "seq"))
+    x = [jax.ShapeDtypeStruct((1, n * rows, 2, 16), jnp.float32)] * 3
+    pos = jax.ShapeDtypeStruct((n * rows,), jnp.int32)
+    def loss(p, *x):
+        out = sharding.attention(*x, mesh=mesh, spec=P(None, "seq"), scheme=scheme, mask=masks.causal(),
+                                 q_positions=p, k_positions=p)
+        return jnp.sum(jnp.sin(out))
+    def program(p, *x):
+        g = jax.grad(lambda x: loss(p, *x))
+        if order == "value": return loss(p, *x)
+        if order == "grad": return g(x)
+        if order == "jvp": return jax.jvp(lambda *x: loss(p, *x), x, x)
+        if order == "hvp": return jax.jvp(g, (x,), (x,))[1]
+        return jax.grad(lambda x: sum(map(jnp.vdot, g(x), x)))(x)
+    whole = NamedSharding(mesh, P())
+    one = {"value": whole, "jvp": (whole, whole)}.get(order, (kept,) * 3)
+    at = NamedSharding(mesh, P("seq"))
+    f = jax.jit(program, in_shardings=(at, kept, kept, kept), out_shardings=one)
+    return f.lower(pos, *x).compile().memory_analysis().temp_size_in_bytes
+for order in ("value", "grad", "jvp", "hvp", "gg"):
+    print(order, measured(8, order), measured(32, order), flush=True)
+print("gather", measured(8, "value", sharding.gather), measured(32, "value", sharding.gather), flush=True)
+"""
+
+
+def child(source, seconds=240):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=seconds
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_memory_does_not_grow_with_the_ring():
+    found = {name: (int(a), int(b)) for name, a, b in (line.split() for line in child(MEMORY).splitlines())}
+    for order in ("value", "grad", "jvp", "hvp"):
+        few, many = found[order]
+        assert many <= 1.02 * few + 4096, (order, found)
+    assert found["gg"][1] <= 4.2 * found["gg"][0]
+    assert found["gather"][1] > 2 * found["gather"][0]  # the control: all keys on each device
+
+
+DEADLOCK = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P, AxisType
+jax.config.update("jax_num_cpu_devices", 4)
+from jattn import sharding, masks
+mesh = jax.make_mesh((4,), ("seq",), axis_types=(AxisType.Auto,))
+q, kv = jnp.ones((1, 2, 2, 3)), jnp.linspace(0, 1, 1 * 16 * 2 * 3).reshape(1, 16, 2, 3)
+t, s = jnp.array([3, 5]), jnp.arange(16)  # the last two devices hold nothing that is met
+for scheme in (sharding.tree, sharding.ring):
+    def f(q, kv, t, s):
+        out = scheme(q, kv, kv, axis_name="seq", mask=masks.causal(), q_positions=t, k_positions=s)
+        return out if scheme is sharding.tree else jax.lax.pmean(out, "seq")
+    for check in (True, False):
+        g = jax.shard_map(f, mesh=mesh, in_specs=(P(), P(None, "seq"), P(), P("seq")), out_specs=P(), check_vma=check)
+        d = jax.jit(jax.grad(lambda q, kv: jnp.sum(jnp.sin(g(q, kv, t, s))), (0, 1)))(q, kv)
+        print(scheme.__name__, check, float(jnp.abs(d[0]).sum()), float(jnp.abs(d[1]).sum()), flush=True)
+"""
+
+
+def test_a_replicated_query_over_a_sharded_cache_does_not_deadlock():
+    found = [line.split() for line in child(DEADLOCK).splitlines()]
+    assert [line[:2] for line in found] == [[s, c] for s in ("tree", "ring") for c in ("True", "False")]
+    numbers = np.array([[float(x) for x in line[2:]] for line in found])
+    np.testing.assert_allclose(numbers, np.broadcast_to(numbers[0], numbers.shape), rtol=1e-5)
+    assert (numbers > 0).all()
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_mapped_ring_is_the_ring_of_each():
+    """jax.vmap over a ring, with positions of each example's own; and a ring inside a batch axis of its own."""
+    mesh = mesh_of(4, "seq")
+    x = tuple(jnp.asarray(normal(3, 1, 8, 2, 5, seed=i)) for i in range(3))
+    at = jnp.stack([jnp.arange(8), jnp.arange(8)[::-1], jnp.arange(8) * 2])
+    spec = P(None, "seq")
+    f = functools.partial(sharding.ring, axis_name="seq", mask=masks.causal())
+    ring = jax.shard_map(
+        lambda q, k, v, p: f(q, k, v, q_positions=p, k_positions=p), mesh=mesh,
+        in_specs=(spec, spec, spec, P("seq")), out_specs=spec, axis_names={"seq"},
+    )  # fmt: skip
+    loss = lambda g: lambda *x: jnp.sum(jnp.sin(g(*x, at)))  # noqa: E731
+    one_by_one = lambda *x: jnp.stack([ring(*(a[i] for a in x)) for i in range(3)])  # noqa: E731
+    got, want = (jax.jit(jax.value_and_grad(loss(g), (0, 1, 2)))(*x) for g in (jax.vmap(ring), one_by_one))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-11)
+
+
+def test_a_table_toward_a_million_tokens():
+    for devices in (64, 256, 1024):
+        p = sharding.plan(2**20, 2**20, 32, 8, 128, jnp.bfloat16, devices, 4e14, 5e10, masks.causal())
+        costs = {c.scheme: c for c in p.costs}
+        assert costs["ring, zigzag"].balance <= 1.05 < 1.9 < costs["ring, contiguous"].balance
+        assert costs["all_to_all"].why_not == f"32 heads cannot be dealt to {devices} devices"
+        kv = 2**20 // devices * 8 * 2 * 128 * 2
+        assert costs["ring, zigzag"].sent == (devices - 1) * kv
+        assert f"{p.choice} " in next(line for line in str(p).splitlines() if "←" in line)
+    assert sharding.plan(7, 7, 2, 2, 4, jnp.float32, 4, 1e9, 1e9).choice == "none"
+
+
+def test_zigzag_and_back():
+    x = np.arange(48).reshape(2, 24)
+    assert (sharding.unzigzag(sharding.zigzag(x, 4, axis=1), 4, axis=1) == x).all()
+    assert (sharding.zigzag(jnp.asarray(x), 4, axis=-1) == sharding.zigzag(x, 4, axis=1)).all()
