@@ -13,6 +13,7 @@ from _flow_messages import FLOW
 from _inputs import D, Dv, S, T
 from _refused_cache import CACHE
 from _refused_heads import HEADS, HOSTS, POSITIONS
+from _sharding_messages import SHARDING
 from test_lab import MESSAGES as LAB
 
 import jattn
@@ -214,7 +215,7 @@ TABLE = [
     (lambda: scores.compose(scores.soft_cap(1.0), 3), TypeError, f"compose: score must be a function, got score of type int. {SCORE}"),
     (lambda: scores.compose(lambda score: score), TypeError, f"compose: score must take three scalars, got score with the arguments (score). {SCORE}"),
 ]  # fmt: skip
-TABLE[1:1] = FLOW
+TABLE[1:1] = FLOW + SHARDING
 NAMES = [message.split(", got")[0] for _, _, message in TABLE]
 
 

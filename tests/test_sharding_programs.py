@@ -1,6 +1,7 @@
 """What the compiled programs contain: which collectives, how many, of what size, and how much memory."""
 
 import functools
+import math
 import re
 import subprocess
 import sys
@@ -140,37 +141,44 @@ def test_decoding_is_one_maximum_and_one_sum():
     assert found["all-reduce"][1] == 4 * 8 * (4 + 1 + 1)
 
 
-@pytest.mark.parametrize("T", [48, 700])
 @pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
-def test_sharded_batch_and_heads_need_no_collective(spec, T):
+def test_sharded_batch_and_heads_need_no_collective(spec):
+    """Short rows in a plain call; long ones, whose heads are walked one by one, in a `shard_map` over them."""
     mesh = mesh_of(8, "x")
     kept = NamedSharding(mesh, spec)
-    x = [jax.ShapeDtypeStruct((8, T, 8, 4), jnp.float32)] * 3
-    f = functools.partial(jattn.dot_product_attention, is_causal=True)
-    grad = jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2))
-    for g, out in ((f, kept), (grad, (kept,) * 3)):
-        assert collectives(jax.jit(g, in_shardings=kept, out_shardings=out).lower(*x).compile()) == {}
-    # The control: a sharded sequence is gathered.
-    along = NamedSharding(mesh, P(None, "x"))
-    assert collectives(jax.jit(f, in_shardings=along, out_shardings=along).lower(*x).compile()) != {}
+    plain = functools.partial(jattn.dot_product_attention, is_causal=True)
+    manual = functools.partial(sharding.attention, mesh=mesh, spec=spec, mask=masks.causal())
+
+    def sent(f, T, at=kept):
+        x = [jax.ShapeDtypeStruct((8, T, 8, 4), jnp.float32)] * 3
+        grad = jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2))
+        programs = (jax.jit(g, in_shardings=at, out_shardings=out) for g, out in ((f, at), (grad, (at,) * 3)))
+        return [collectives(p.lower(*x).compile()) for p in programs]
+
+    assert sent(plain, 48) == [{}, {}]
+    assert sent(manual, 700) == [{}, {}]
+    # The controls: long rows in a plain call, and a sharded sequence, are gathered.
+    assert all(sent(plain, 700))
+    assert all(sent(plain, 48, NamedSharding(mesh, P(None, "x"))))
 
 
 def test_saved_names_spare_a_second_round():
-    mesh, x = mesh_of(8, "seq"), blocks(8)
+    mesh, (x, *_) = mesh_of(8, "seq"), blocks(8)
     kept = NamedSharding(mesh, P(None, "seq"))
 
     def permutes(policy):
-        def layer(*x):
-            return jnp.sin(sharding.attention(*x, mesh=mesh, spec=P(None, "seq")))
+        def layer(h, _):
+            return jnp.sin(sharding.attention(h, h, h, mesh=mesh, spec=P(None, "seq"))), None
 
         layer = layer if policy is None else jax.checkpoint(layer, policy=policy)
-        both = jax.value_and_grad(lambda *x: jnp.sum(layer(*x)), (0, 1, 2))
-        f = jax.jit(both, in_shardings=kept, out_shardings=(None, (kept,) * 3))
-        return collectives(f.lower(*x).compile())["collective-permute"][0]
+        grad = jax.grad(lambda h: jnp.sum(jax.lax.scan(layer, h, length=3)[0]))
+        return collectives(jax.jit(grad, in_shardings=kept, out_shardings=kept).lower(x).compile())
 
-    plain = permutes(None)
-    assert permutes(jax.checkpoint_policies.save_only_these_names(*sharding.NAMES)) == plain
-    assert permutes(jax.checkpoint_policies.nothing_saveable) == plain + 2 * 7
+    plain = permutes(None)["collective-permute"][0]
+    assert plain == 3 * (7 * 2 + 7 * 4 + 2)
+    named = jax.checkpoint_policies.save_only_these_names(*sharding.NAMES)
+    assert permutes(named)["collective-permute"][0] == plain
+    assert permutes(jax.checkpoint_policies.nothing_saveable)["collective-permute"][0] == plain + 3 * 7 * 2
 
 
 def test_zigzag_balances_causal_work():

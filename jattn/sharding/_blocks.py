@@ -76,7 +76,7 @@ def blocks(
     *batch, T, H, D = q.shape
     *_, S, Hkv, _ = v.shape
     if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != D or list(k.shape[:-3]) != batch:
-        remedy = "q and k share *B and D, k and v share *B, S and Hkv."
+        remedy = "Give q and k the same *B and D, k and v the same *B, S and Hkv."
         _checks.fail(ValueError, where, "q, k and v must fit each other", remedy, q=q, k=k, v=v)
     if Hkv == 0 or H % Hkv:
         remedy = "Each key/value head serves the same number of query heads."

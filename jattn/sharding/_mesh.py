@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jattn import _checks, door
 from jattn._types import Score
 from jattn.sharding._blocks import of_shards, sides
-from jattn.sharding._schemes import ring, tree
+from jattn.sharding._schemes import ring, tree, whole
 
 
 def attention(
@@ -38,7 +38,8 @@ def attention(
       q: [*B, T, H, D]. k: [*B, S, Hkv, D]. v: [*B, S, Hkv, Dv].
       mesh: the devices.
       spec: how the axes [*B, T, H] are sharded, as in P("data", "seq", "heads"); k and v likewise. One mesh axis for
-        the sequence, or for `ring_all_to_all` two. Batch and heads may be sharded over any: this sends nothing.
+        the sequence, or for `ring_all_to_all` two; none, if it is whole on every device. Batch and heads may be sharded
+        over any: this sends nothing.
       scheme: `ring`, `all_to_all`, `gather`, `ring_all_to_all`, or `tree`, whose q is whole on every device.
       mask, score, sink, scale, return_lse: as in `ring`; ids of a mask are those of all rows.
       q_positions: integers [T], where each row of q stands, in tokens; 0, 1, 2, … if None and T = S.
@@ -66,12 +67,13 @@ def attention(
     where = "attention"
     q, k, v = (_checks.array(where, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     entries = (*spec, *(None,) * (q.ndim - len(spec)))
-    if q.ndim < 3 or len(spec) > q.ndim - 1 or entries[-3] is None:
-        must = "spec must shard the axis T of [*B, T, H]"
-        remedy = "Name a mesh axis for it, as in P('data', 'seq', 'heads'); without one call dot_product_attention."
+    if q.ndim < 3 or len(spec) > q.ndim - 1:
+        must = "spec must have at most the axes [*B, T, H]"
+        remedy = "Name a mesh axis for each that is sharded, as in P('data', 'seq', 'heads')."
         _checks.fail(ValueError, where, must, remedy, spec=str(spec), q=q)
     *batch, rows, heads, _ = entries
-    names = rows if isinstance(rows, tuple) else (rows,)
+    names = rows if isinstance(rows, tuple) else () if rows is None else (rows,)
+    scheme = scheme if names else whole
     P = math.prod(mesh.shape[n] for n in names)
     for side, x in (("k", k),) if scheme is tree else (("q", q), ("k", k)):
         n, axis = x.shape[-3], {"q": "T", "k": "S"}[side]

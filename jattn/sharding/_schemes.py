@@ -298,6 +298,14 @@ def ring_all_to_all(
     return _given(b, out, lse, return_lse)
 
 
+def whole(q: Any, k: Any, v: Any, *, axis_name: tuple[()], return_lse: bool, **options: Any) -> Any:
+    """A sequence that every device holds whole: no scheme at all."""
+    given = (options.get(name) for name in ("mask", "score", "sink", "scale", "q_positions", "k_positions"))
+    b = blocks("attention", q, k, v, axis_name, *given)
+    out, lse = _whole(b)
+    return _given(b, b.rows(out), b.rows(lse), return_lse)
+
+
 # What they share.
 
 

@@ -1,0 +1,87 @@
+"""What `jattn.sharding` refuses, word for word; a part of the table in test_messages."""
+# ruff: noqa: E501 (a message stands on one line, as it is read)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jattn import masks, sharding
+
+T, H, D, Dv = 8, 4, 5, 3
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def inside(scheme="ring", *, n=2, axis_name="seq", specs=None, q_spec=None, positions=None, **given):
+    """The scheme on two devices; `positions` are sharded like the rows."""
+
+    def call():
+        mesh = jax.make_mesh((n,), ("seq",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
+        x = {"q": ones(1, T, H, D), "k": ones(1, T, 2, D), "v": ones(1, T, 2, Dv)} | given
+        arrays = {name: x.pop(name) for name in ("q", "k", "v")}
+        rows = P(None, "seq")
+        kept = specs or {"q": rows if q_spec is None else q_spec, "k": rows, "v": rows}
+        spots = {"q_positions": P("seq"), "k_positions": P("seq")} if positions is not None else {}
+
+        def f(arrays, spots):
+            return getattr(sharding, scheme)(**arrays, **spots, axis_name=axis_name, **x)
+
+        at = dict.fromkeys(spots, positions)
+        try:
+            jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(kept, spots), out_specs=rows))(arrays, at)
+        except Exception as refusal:
+            refusal.__notes__ = []  # JAX adds a line of its own
+            raise
+
+    return call
+
+
+def over(**given):
+    def call():
+        mesh = jax.make_mesh((8,), ("seq",), axis_types=(AxisType.Auto,))
+        x = {"q": ones(1, T, H, D), "k": ones(1, T, 2, D), "v": ones(1, T, 2, Dv), "mesh": mesh, "spec": P(None, "seq")}
+        sharding.attention(**(x | given))
+
+    return call
+
+
+def planned(**given):
+    sizes = {"T": 8, "S": 8, "heads": 2, "kv_heads": 2, "head_dim": 4, "dtype": jnp.float32, "devices": 2}
+    return lambda: sharding.plan(**(sizes | {"flops_per_second": 1e9, "bandwidth": 1e9} | given))
+
+
+LOCAL = "Pass the local blocks that jax.shard_map hands its function, all three with the same batch axes."
+BOUND = "Call it inside jax.shard_map over a mesh with this axis, or use jattn.sharding.attention, which does."
+STAND = "A block does not know where it stands: shard jax.numpy.arange(T) like q and pass the local piece, or pass the whole order as a NumPy array."
+BY = "Say it by positions, as masks.causal and masks.window do, or by ids that are sharded like the rows."
+WHOLE = np.arange(T, dtype=np.int32)
+
+SHARDING = [
+    (lambda: sharding.ring(ones(1, T, H, D), ones(1, T, 2, D), ones(1, T, 2, Dv), axis_name="seq"), ValueError, f"ring: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'seq'. {BOUND}"),
+    (inside("tree", axis_name="rows"), ValueError, f"tree: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'rows'. {BOUND}"),
+    (inside(q=ones(T, D), specs={"q": P("seq"), "k": P(None, "seq"), "v": P(None, "seq")}), ValueError, f"ring: q must have the axes [*B, T/P, H, D], got q [4, 5]. {LOCAL}"),
+    (inside(k=ones(1, T, 2, 4)), ValueError, "ring: q, k and v must fit each other, got q [1, 4, 4, 5] and k [1, 4, 2, 4] and v [1, 4, 2, 3]. Give q and k the same *B and D, k and v the same *B, S and Hkv."),
+    (inside(k=ones(1, T, 3, D), v=ones(1, T, 3, Dv)), ValueError, "ring: H must be a multiple of Hkv, got q [1, 4, 4, 5] and k [1, 4, 3, 5]. Each key/value head serves the same number of query heads."),
+    (inside(k=ones(1, 0, 2, D), v=ones(1, 0, 2, Dv)), ValueError, "ring: each device must hold at least one query and one key, got q [1, 4, 4, 5] and k [1, 0, 2, 5]. Use fewer devices, or pad the sequence."),
+    (inside(sink=ones(3)), ValueError, "ring: sink must have the shape [] or [H], got sink [3]. Give one logit for all heads, or one a head: H is 4 here."),
+    (inside(mask=masks.causal()), ValueError, f"ring: mask looks at positions, so the rows of both sides must have them, got no q_positions and no k_positions. {STAND}"),
+    (inside("gather", score=lambda s, i, j: s * (i > j).astype(s.dtype), q_positions=WHOLE), ValueError, f"gather: score looks at positions, so the rows of both sides must have them, got no k_positions. {STAND}"),
+    (inside(mask=masks.causal(), q_positions=WHOLE[:3], k_positions=WHOLE), ValueError, "ring: q_positions must be the local piece [T/P], or the whole order [T] as a NumPy array, got q_positions [3]. T/P is 4 and T is 8 here; shard the positions as q is sharded."),
+    (inside(mask=masks.causal(), q_positions=WHOLE, k_positions=jnp.arange(4)), ValueError, "ring: k_positions must be sharded like k, got k_positions the same along 'seq'. The same positions on each device would place all shards at one spot: give them the same spec."),
+    (inside(mask=masks.lengths(k=3)), ValueError, f"ring: mask must not count the rows of an array, of which each device holds a piece, got mask lengths. {BY}"),
+    (inside("all_to_all", mask=masks.causal() & ~masks.dense(ones(T, T, dtype=bool)), q_positions=WHOLE, k_positions=WHOLE), ValueError, f"all_to_all: mask must not count the rows of an array, of which each device holds a piece, got mask dense. {BY}"),
+    (inside(mask=ones(T, T, dtype=bool)), TypeError, "ring: mask must be a mask, got mask of type ndarray. Make one with jattn.masks; an array of booleans would have to be sharded along both its axes."),
+    (inside("tree"), ValueError, "tree: q must be the same on every device of the axis, got q varying along 'seq'. Leave the axis out of its spec; for queries that are sharded like the keys use ring."),
+    (inside("ring_all_to_all"), TypeError, "ring_all_to_all: axis_name must be a pair of mesh axes, got axis_name 'seq'. Name the axis of the ring and the axis of the heads, in this order."),
+    (inside("all_to_all", q=ones(1, T, 3, D), k=ones(1, T, 3, D), v=ones(1, T, 3, Dv)), ValueError, "all_to_all: the heads must be dealt evenly: H a multiple of the devices, and Hkv one, or the devices one of Hkv, got H 3 and Hkv 3 and devices 2. Use ring or gather, which take any number of heads, or fewer devices along this axis."),
+    (over(spec=P(None, "seq", None, None)), ValueError, "attention: spec must have at most the axes [*B, T, H], got spec P(None, 'seq', None, None) and q [1, 8, 4, 5]. Name a mesh axis for each that is sharded, as in P('data', 'seq', 'heads')."),
+    (over(q=ones(1, 13, H, D)), ValueError, "attention: T must be a multiple of the devices along it, got q [1, 13, 4, 5] and devices 8. Pad q by 3 rows at positions that no other row meets, and drop these rows of the result."),
+    (over(k=ones(1, 9, H, D), v=ones(1, 9, H, D)), ValueError, "attention: S must be a multiple of the devices along it, got k [1, 9, 4, 5] and devices 8. Pad k and v by 7 rows at positions that no other row meets, and drop these rows of the result."),
+    (lambda: sharding.zigzag(ones(12), 4), ValueError, "zigzag: the sequence must be a multiple of twice the devices, got x [12] and devices 4. Pad the sequence by 4 rows first."),
+    (planned(devices=0), ValueError, "plan: devices must be at least 1, got devices 0. Pass a Python int of at least 1."),
+    (planned(bandwidth=0.0), ValueError, "plan: bandwidth must be above zero, got bandwidth 0.0. Measure one step on one device, and one transfer between two."),
+]  # fmt: skip

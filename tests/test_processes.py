@@ -1,0 +1,105 @@
+"""Several real processes over loopback: equal to one, and none left waiting when one of them ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DEMO = str(Path(__file__).parent.parent / "demos" / "many_devices.py")
+SMALL = ["--tokens", "64"]
+LIMIT = 240
+"""Seconds for a whole run on a busy machine; the limits that are tested are shorter and counted apart."""
+
+
+def start(*arguments):
+    command = [sys.executable, DEMO, *SMALL, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(child, seconds=LIMIT):
+    try:
+        out, error = child.communicate(timeout=seconds)
+    finally:
+        child.kill()
+    return child.returncode, out, error
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def children_of(error):
+    return [int(line.rsplit(" ", 1)[1]) for line in error.splitlines() if line.startswith("many: rank")]
+
+
+def test_two_and_four_processes_equal_one():
+    code, out, error = ended(start("--devices", 8, "--json"))
+    assert code == 0, error
+    one = json.loads(out)
+    assert one["off"] < 1e-5
+    for processes, devices in ((2, 4), (4, 2)):
+        code, out, error = ended(start("--processes", processes, "--devices", devices, "--json"))
+        assert code == 0, error
+        found = json.loads(out)
+        assert (found["processes"], found["devices"]) == (processes, 8)
+        np.testing.assert_allclose(found["numbers"], one["numbers"], rtol=2e-6)
+        assert not any(map(alive, children_of(error)))
+
+
+def test_an_error_in_one_process_ends_the_others():
+    code, _, error = ended(start("--processes", 2, "--fail", "error"))
+    assert code == 1
+    assert "RuntimeError: a planted error" in error
+    assert "many: the process of rank 1 ended with status 1; the others are ended" in error
+    assert not any(map(alive, children_of(error)))
+
+
+def test_a_process_that_never_arrives_ends_the_start():
+    begun = time.monotonic()
+    code, _, error = ended(start("--processes", 2, "--fail", "absent", "--start", 5))
+    assert code == 1
+    assert "DEADLINE_EXCEEDED" in error or "imed out" in error
+    assert "many: the process of rank 0" in error
+    assert time.monotonic() - begun < 90
+    assert not any(map(alive, children_of(error)))
+
+
+def test_a_killed_process_ends_the_others():
+    """Started one by one, as on several hosts: nobody is there to end them but themselves."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    given = ("--processes", 2, "--coordinator", address, "--fail", "kill")
+    other, last = (start(*given, "--rank", rank) for rank in range(2))
+    try:
+        for line in last.stderr:
+            if "goes on" in line:
+                break
+        last.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        code, _, error = ended(other, 60)
+        assert time.monotonic() - killed < 40
+        assert code not in (0, None)
+        assert "rank 0: JaxRuntimeError; it ends" in error or "heartbeat" in error, error[-2000:]
+    finally:
+        for child in (other, last):
+            child.kill()
+            child.wait()
+
+
+@pytest.mark.parametrize("tokens", ["65"])
+def test_tokens_that_cannot_be_split_are_one_line(tokens):
+    code, _, error = ended(start("--tokens", tokens))
+    assert (code, error.count("\n")) == (2, 1)
+    assert "65 tokens cannot be split in 16 equal pieces. Add 15." in error
