@@ -26,8 +26,10 @@ def start(*arguments):
 def ended(child, seconds=LIMIT):
     try:
         out, error = child.communicate(timeout=seconds)
-    finally:
+    except subprocess.TimeoutExpired:
         child.kill()
+        child.communicate()
+        raise
     return child.returncode, out, error
 
 
@@ -95,7 +97,7 @@ def test_a_killed_process_ends_the_others():
     finally:
         for child in (other, last):
             child.kill()
-            child.wait()
+            child.communicate()
 
 
 @pytest.mark.parametrize("tokens", ["65"])

@@ -1,0 +1,143 @@
+"""4,096 descents at once, sharded over devices: how fast does q_bank align with k_river?
+
+32 beginnings × 32 learning rates × 2 targets × 2 optimisers, one jitted call for each part of the way. With --folder
+each part ends in a checkpoint, written in shards; run it again, on any number of devices, and it goes on from the last.
+"""
+
+import functools
+import time
+from pathlib import Path
+
+import _cli
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.progress import track
+
+import jattn
+from jattn import flow
+
+SEEDS, RATES, D = 32, np.geomspace(0.003, 10, 32), 4
+WORDS = {"river": [1.0, 0.2, 0.0, 0.1], "money": [-0.8, 0.6, 0.1, 0.0], "the": [0.0, 0.0, 0.4, 0.2]}
+OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
+ALIGNED = -np.log(0.9)
+"""The loss at which a query gives nine tenths of its attention to its target."""
+
+
+def arguments():
+    made = _cli.parser(__doc__)
+    made.add_argument("--devices", type=int, default=8, help="simulated devices (default: 8)")
+    made.add_argument("--steps", type=int, default=400, help="of each descent (default: 400)")
+    made.add_argument("--parts", type=int, default=8, help="checkpoints on the way (default: 8)")
+    made.add_argument("--folder", type=Path, help="where checkpoints are kept")
+    made.add_argument("--stop-after", type=int, help="end after so many parts, as if killed")
+    made.add_argument("--picture", type=Path, help="draw the sweep to this file")
+    return made
+
+
+def loss(q, target):
+    """Of one query over the three words: how far its attention is from all on the target."""
+    keys = jnp.asarray(list(WORDS.values()), q.dtype)
+    weights = jattn.attention(q[None], keys, jnp.eye(3, dtype=q.dtype))[0]
+    return -jnp.log(weights @ target)
+
+
+def beginning():
+    """Every run: the query, the optimiser's state, and how many steps it was not yet aligned."""
+    drawn = np.random.default_rng(0).standard_normal((SEEDS, D))
+    places = np.stack(np.meshgrid(np.arange(SEEDS), np.arange(len(RATES)), np.arange(2), indexing="ij"), -1).reshape(
+        -1, 3
+    )
+    q, rate, target = drawn[places[:, 0]], RATES[places[:, 1]], np.eye(3)[places[:, 2]]
+    one = {"q": q, "rate": rate, "target": target, "before": np.zeros(len(q))}
+    return {name: one | {"state": jax.vmap(lambda q, r, o=o: o(r).init(q))(q, rate)} for name, o in OPTIMISERS.items()}
+
+
+def forward(runs, steps):
+    """All runs, so many steps further."""
+
+    def one(optimiser, run):
+        path = flow.run(loss, run["q"], optimiser(run["rate"]), steps, data=(run["target"],), state=run["state"], at=1)
+        before = run["before"] + jnp.sum(path.loss[:-1] > ALIGNED)
+        return run | {"q": path.params, "state": path.state, "before": before}
+
+    return {name: jax.vmap(functools.partial(one, OPTIMISERS[name]))(run) for name, run in runs.items()}
+
+
+def compute(args):
+    import orbax.checkpoint as ocp
+
+    devices = jax.devices()[: args.devices]
+    mesh = jax.make_mesh((len(devices),), ("runs",), axis_types=(AxisType.Auto,), devices=devices)
+    kept = NamedSharding(mesh, PartitionSpec("runs"))
+    runs, done = jax.device_put(beginning(), kept), 0
+    saver = ocp.StandardCheckpointer()
+    if args.folder and args.folder.exists():
+        done = max((int(p.name) for p in args.folder.iterdir() if p.name.isdigit()), default=0)
+    if done:  # onto the devices that are here now, however many wrote it
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=kept), runs)
+        runs = saver.restore(args.folder.resolve() / str(done), shapes)
+    steps = args.steps // args.parts
+    step = jax.jit(functools.partial(forward, steps=steps), in_shardings=kept, out_shardings=kept)
+    start, begun = time.perf_counter(), done
+    bar = track(range(done, args.parts), "descending", console=Console(stderr=True), transient=True)
+    for part in bar:
+        if args.stop_after is not None and part >= args.stop_after:
+            break
+        runs, done = step(runs), part + 1
+        if args.folder:
+            saver.save(args.folder.resolve() / str(done), runs)
+            saver.wait_until_finished()
+    jax.block_until_ready(runs)
+    seconds = time.perf_counter() - start
+    of = {name: np.asarray(run["before"]).reshape(SEEDS, len(RATES), 2) for name, run in runs.items()}
+    if args.picture:
+        draw(of, done * steps, args.picture)
+    share = {s.data.nbytes for s in runs["sgd"]["q"].addressable_shards}
+    return {
+        "runs": 2 * SEEDS * len(RATES) * 2, "devices": len(devices), "steps": done * steps, "begun": begun * steps,
+        "steps_per_second": (done - begun) * steps * 4 * SEEDS * len(RATES) / seconds,
+        "bytes_of_q_on_each_device": sorted(share), "bytes_of_q": runs["sgd"]["q"].nbytes,
+        "rates": RATES, "before": {n: np.median(x, 0) for n, x in of.items()},
+        "sum": {n: float(np.asarray(run["q"]).sum()) for n, run in runs.items()},
+        "squares": {n: float((np.asarray(run["q"]) ** 2).sum()) for n, run in runs.items()},
+    }  # fmt: skip
+
+
+def draw(of, steps, file):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    for i, (axis, word) in enumerate(zip(axes, WORDS, strict=False)):
+        for name, x in of.items():
+            low, middle, high = np.quantile(1 / np.maximum(x[..., i], 1), (0.1, 0.5, 0.9), axis=0)
+            axis.plot(RATES, middle, label=name)
+            axis.fill_between(RATES, low, high, alpha=0.2)
+        axis.set(xscale="log", yscale="log", xlabel="learning rate", title=f"toward {word}")
+        axis.axhline(1 / steps, color="0.6", lw=0.8, ls=":")
+    axes[0].set_ylabel("rate of alignment: 1 / steps to 90 %")
+    axes[0].legend(title="median, 10 to 90 %", frameon=False)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def show(paper, r):
+    _cli.title(paper, f"{r['runs']} descents of {r['steps']} steps on {r['devices']} devices")
+    rows = [
+        [f"{rate:.3g}", *(f"{r['before'][name][i][t]:.0f}" for name in r["before"] for t in range(2))]
+        for i, rate in enumerate(r["rates"])
+        if i % 4 == 0
+    ]
+    heads = ["learning rate", *(f"{name},\n{word}" for name in r["before"] for word in list(WORDS)[:2])]
+    paper.print(_cli.table(heads, rows))
+    paper.print(f"Median steps until 90 % of the attention is on the target; {r['steps']} where it never is.")
+    paper.print(f"Each device holds {r['bytes_of_q_on_each_device'][0]} of {r['bytes_of_q']} bytes of the queries.")
+    paper.print(f"{r['steps_per_second']:,.0f} steps of one descent per second.")
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", arguments().parse_known_args()[0].devices)
+    _cli.run(arguments(), compute, show)
