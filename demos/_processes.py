@@ -53,6 +53,8 @@ def run(parser, compute, show):
         jax.config.update("jax_num_cpu_devices", args.devices or (8 if alone else 2))
     if alone:
         return _cli.run(parser, compute, show)
+    page = os.dup(1)
+    os.dup2(2, 1)  # what the runtime prints about its connections is no part of the page
     join(args)
     last = args.rank == args.processes - 1
     if args.fail == "error" and last:
@@ -72,6 +74,7 @@ def run(parser, compute, show):
             flush=True,
         )
         os._exit(2 if isinstance(wrong, _cli.BadInput) else 1)
+    os.dup2(page, 1)
     if jax.process_index() == 0:
         _cli.run(parser, lambda args: results, show)
     jax.distributed.shutdown()
