@@ -30,6 +30,7 @@ ALL = [
     "positions",
     "reference",
     "scores",
+    "sharding",
     "softmax",
     "weights_of",
 ]
@@ -78,6 +79,7 @@ def test_the_functions_that_are_documented_are_all_of_them():
     wanted |= {f"jattn.positions.{n}" for n in POSITIONS}
     wanted |= {f"jattn.heads.{n}" for n in HEADS}
     wanted |= {f"jattn.cache.{n}" for n in CACHE}
+    wanted |= {f"jattn.sharding.{n}" for n in jattn.sharding.__all__ if inspect.isfunction(getattr(jattn.sharding, n))}
     assert set(FUNCTIONS) == wanted
 
 

@@ -1,6 +1,5 @@
 """A mesh and specs in place of a hand-written `jax.shard_map`; and the order of rows that balances causal work."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -165,7 +164,6 @@ def unzigzag(x: Any, devices: int, *, axis: int = 0) -> Any:
     return _pieces("unzigzag", x, devices, axis, np.argsort(_order(devices)))
 
 
-@functools.cache
 def _order(devices: int) -> np.ndarray:
     i = np.arange(devices)
     return np.stack([i, 2 * devices - 1 - i], 1).ravel()
