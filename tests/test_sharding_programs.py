@@ -233,9 +233,7 @@ print("gather", measured(8, "value", sharding.gather), measured(32, "value", sha
 
 
 def child(source, seconds=240):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=seconds
-    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
