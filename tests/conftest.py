@@ -18,6 +18,13 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_programs_of_other_files():
+    """Some thousand compiled programs would take 6 GB in each process."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """float64 inside this test, and only there."""
