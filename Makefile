@@ -38,7 +38,7 @@ demo-processes: $(VENV)/.ready-demo
 	@$(BIN)/python demos/many_devices.py --processes 4 --devices 2
 
 test: $(VENV)/.ready-dev $(VENV)/.weights browser
-	@$(BIN)/python -m pytest -n auto
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 # The page is tested in a real browser, Debian's chromium.
 browser:

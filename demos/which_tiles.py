@@ -35,7 +35,7 @@ def arguments() -> argparse.ArgumentParser:
 def verdicts(mask: Mask) -> np.ndarray:
     """Of each tile 0: no pair meets, 1: some may, 2: all do; as the mask itself answers beforehand."""
     first = np.arange(0, T, TILE, dtype=np.int32)
-    q, k = (Spans(*(x.reshape(shape) for x in (first, first + TILE - 1) * 2)) for shape in ((-1, 1), (1, -1)))
+    q, k = (Spans.at(first, first + TILE - 1, axis) for axis in (0, 1))
     may, must = mask.verdict(q, k)
     return np.broadcast_to(np.where(must, 2, np.where(may, 1, 0)), (len(first),) * 2)
 
