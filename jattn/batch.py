@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks, door, masks
+from jattn import _asked, _checks, door, masks
 from jattn._types import ArrayLike, Numeric, Score
 from jattn.masks import Mask
 
@@ -121,18 +121,18 @@ def dot_product_attention(
     if scale is not None:
         scale = _checks.scalar(_WHERE, "scale", scale, "Map over several with jax.vmap.")
     one_sided = is_causal or local_window_size is not None
-    seekers = door.seekers(_WHERE, shared, score, _checks.wide(query, key, value))
+    seekers = _asked.seekers(_WHERE, shared, score, _checks.wide(query, key, value))
     if seekers or (one_sided and (q_positions is None) != (k_positions is None)):
         _checks.both_positions(_WHERE, T, S, q_positions, k_positions, seekers or ("is_causal or local_window_size",))
     for name, given, axes, n in (("q_positions", q_positions, "T", T), ("k_positions", k_positions, "S", S)):
         if given is not None:  # without them both sides count from their first rows, as in jax.nn
             per_head[name] = _per_row(name, given, (B, n), f"[B, {axes}]", "tokens")
-    dropout = door.dropout(_WHERE, dropout_rate, dropout_key)
+    dropout = _asked.dropout(_WHERE, dropout_rate, dropout_key)
     if dropout is not None:
         keys = jax.random.split(dropout[0], (B, K, N // K))
         per_head["dropout_key"] = _Mapped(keys, (0, 0, 0))
 
-    sizes = door.tile_of(_WHERE, tile)
+    sizes = _asked.tile_of(_WHERE, tile)
     if is_causal:
         shared = _and(shared, masks.causal())
     if local_window_size is not None:

@@ -19,6 +19,7 @@ FLOORS = {
     "masks": 1,
     "scores": 1,
     "positions": 1,
+    "_asked": 2,
     "tiles": 2,
     "blockwise": 3,
     "derivatives": 3,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn import _checks, door
+from jattn import _asked, _checks
 from jattn._types import Score
 from jattn.masks import Mask, Spans
 from jattn.masks import _places as masks_at
@@ -126,7 +126,7 @@ def _positions(
     q_whole: bool,
 ) -> tuple[Positions, Positions, Any]:
     """Where the rows here stand, and where those of all devices do, if that is known."""
-    seekers = door.seekers(where, mask, score, _checks.wide(*qk))
+    seekers = _asked.seekers(where, mask, score, _checks.wide(*qk))
     missing = [f"{side}_positions" for side, x in zip("qk", given, strict=True) if x is None]
     if not seekers:
         return None, None, (None, None)

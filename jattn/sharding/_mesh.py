@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jattn import _checks, door
+from jattn import _asked, _checks
 from jattn._types import Score
 from jattn.sharding._blocks import of_shards, sides
 from jattn.sharding._schemes import ring, tree, whole
@@ -86,7 +86,7 @@ def attention(
     q_spec = PartitionSpec(*batch, None if scheme is tree else rows, heads)
     kv_spec = PartitionSpec(*batch, rows, heads)
     mask = None if mask is None else of_shards(where, mask)
-    seekers = door.seekers(where, mask, score, _checks.wide(q, k, v))
+    seekers = _asked.seekers(where, mask, score, _checks.wide(q, k, v))
     T, S = q.shape[-3], k.shape[-3]
     given: dict[str, Any] = {}
     known: dict[str, Any] = {}
