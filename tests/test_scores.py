@@ -214,10 +214,10 @@ def test_functions_compose_with_scores():
 def compiled(call, *args):
     """How many programs calls of the engine compile."""
     call(*args[:1])
-    before = _walk._run._cache_size()
+    before = _walk._primitive._compiled._cache_size()
     for a in args[1:]:
         call(a)
-    return _walk._run._cache_size() - before
+    return _walk._primitive._compiled._cache_size() - before
 
 
 @pytest.mark.parametrize(

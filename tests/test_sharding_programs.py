@@ -141,25 +141,99 @@ def test_decoding_is_one_maximum_and_one_sum():
     assert found["all-reduce"][1] == 4 * 8 * (4 + 1 + 1)
 
 
-@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
-def test_sharded_batch_and_heads_need_no_collective(spec):
-    """Short rows in a plain call; long ones, whose heads are walked one by one, in a `shard_map` over them."""
+def loss_of(f):
+    return lambda *x: jnp.sum(jnp.sin(f(*x)))
+
+
+def on_devices(f, x, at, out):
+    """f compiled for arguments that lie at `at`: its collectives, and how far its results are from one device's."""
     mesh = mesh_of(8, "x")
-    kept = NamedSharding(mesh, spec)
+    at, out = (jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs) for specs in (at, out))
+    compiled = jax.jit(f, in_shardings=at, out_shardings=out).lower(*x).compile()
+    pairs = zip(jax.tree.leaves(compiled(*jax.device_put(x, at))), jax.tree.leaves(jax.jit(f)(*x)), strict=True)
+    return collectives(compiled), max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+
+
+@pytest.mark.parametrize("T", [48, 700], ids=["short", "long"])
+@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
+def test_sharded_batch_and_heads_need_no_collective(spec, T):
+    """Long rows too, whose heads are walked one by one: each device walks its own."""
+    mesh, x = mesh_of(8, "x"), tuple(normal(8, T, 8, 4, seed=i, dtype=np.float32) for i in range(3))
+    at = (spec,) * 3
     plain = functools.partial(jattn.dot_product_attention, is_causal=True)
     manual = functools.partial(sharding.attention, mesh=mesh, spec=spec, mask=masks.causal())
+    for f in (plain, manual):
+        grad = jax.grad(loss_of(f), (0, 1, 2))
+        calls = [(f, spec), (grad, at)]
+        calls += [(lambda *x, grad=grad: jax.jvp(grad, x, x)[1], at)] if f is plain else []
+        for g, out in calls:
+            sent, off = on_devices(g, x, at, out)
+            assert sent == {}
+            assert off < 1e-4
 
-    def sent(f, T, at=kept):
-        x = [jax.ShapeDtypeStruct((8, T, 8, 4), jnp.float32)] * 3
-        grad = jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2))
-        programs = (jax.jit(g, in_shardings=at, out_shardings=out) for g, out in ((f, at), (grad, (at,) * 3)))
-        return [collectives(p.lower(*x).compile()) for p in programs]
 
-    assert sent(plain, 48) == [{}, {}]
-    assert sent(manual, 700) == [{}, {}]
-    # The controls: long rows in a plain call, and a sharded sequence, are gathered.
-    assert all(sent(plain, 700))
-    assert all(sent(plain, 48, NamedSharding(mesh, P(None, "x"))))
+def test_a_sharded_sequence_is_gathered_by_a_plain_call():
+    """The control of the test above: here there is something to send."""
+    x, at = tuple(normal(2, 704, 2, 4, seed=i, dtype=np.float32) for i in range(3)), P(None, "x")
+    plain = functools.partial(jattn.dot_product_attention, is_causal=True)
+    for f, out in ((plain, at), (jax.grad(loss_of(plain), (0, 1, 2)), (at,) * 3)):
+        sent, off = on_devices(f, x, (at,) * 3, out)
+        assert sent
+        assert off < 1e-4
+
+
+def test_fewer_key_heads_than_devices_are_shared_where_queries_are_sharded_by_heads():
+    """Eight devices over 2 × 4 heads: the compiler splits the axis of the mesh."""
+    x = tuple(normal(2, 600, heads, 4, seed=i, dtype=np.float32) for i, heads in enumerate((8, 2, 2)))
+    at = P(None, None, "x"), P(), P()
+    plain = functools.partial(jattn.dot_product_attention, is_causal=True)
+    sent, off = on_devices(plain, x, at, at[0])
+    assert sent == {}
+    assert off < 1e-5
+    _, off = on_devices(jax.grad(loss_of(plain), (0, 1, 2)), x, at, at)
+    assert off < 1e-3
+
+
+def test_what_is_one_for_all_examples_has_its_gradient_summed_once():
+    x = (
+        normal(1, 600, 600, seed=3, dtype=np.float32),
+        *(normal(8, 600, 1, 4, seed=i, dtype=np.float32) for i in range(3)),
+    )
+    grad = jax.grad(lambda bias, *x: loss_of(functools.partial(jattn.dot_product_attention, bias=bias))(*x))
+    sent, off = on_devices(grad, x, (P(), *[P("x")] * 3), P())
+    assert {kind: n for kind, (n, _) in sent.items()} == {"all-reduce": 1}
+    assert off < 1e-4
+
+
+def test_lengths_and_dropout_of_sharded_examples_stay_where_they_are():
+    x = tuple(normal(8, 600, 2, 4, seed=i, dtype=np.float32) for i in range(3))
+    lengths, key = jnp.arange(8) * 70 + 9, jax.random.key(0)
+
+    def f(lengths, *x):
+        dropping = {"dropout_rate": 0.3, "dropout_key": key}
+        return jattn.dot_product_attention(*x, key_value_seq_lengths=lengths, **dropping)
+
+    sent, off = on_devices(f, (lengths, *x), (P("x"),) * 4, P("x"))
+    assert sent == {}
+    assert off == 0
+
+
+def test_an_explicit_mesh_carries_batch_and_heads_in_its_types():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    x = tuple(normal(8, 600, 8, 4, seed=i, dtype=np.float32) for i in range(3))
+    plain = functools.partial(jattn.dot_product_attention, is_causal=True)
+    grad = jax.grad(loss_of(plain), (0, 1, 2))
+    want, wanted = plain(*x), grad(*x)
+    with jax.set_mesh(mesh):
+        for spec in (P("x", None, None, None), P(None, None, "x", None)):
+            here = jax.device_put(x, NamedSharding(mesh, spec))
+            assert jax.typeof(plain(*here)).sharding.spec == spec
+            np.testing.assert_allclose(plain(*here), want, atol=1e-6)
+            for got, one in zip(jax.jit(grad)(*here), wanted, strict=True):
+                np.testing.assert_allclose(got, one, atol=1e-4)
+        across = jax.device_put(x, NamedSharding(mesh, P(None, "x")))
+        with pytest.raises(ValueError, match=r"only batch and heads .*, got .*Use jattn.sharding.attention"):
+            plain(*across)
 
 
 def test_saved_names_spare_a_second_round():

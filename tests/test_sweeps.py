@@ -118,7 +118,7 @@ def test_eager_calls_are_compiled_once():
 
     def both(x):
         jax.block_until_ready((f(**x), jax.grad(lambda x: f(**x).sum())(x)))
-        return _walk._run._cache_size()
+        return _walk._primitive._compiled._cache_size()
 
     first = both(arguments())
     assert both({n: a + 1 for n, a in arguments().items()}) == first

@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 from jattn import _walk
 from jattn._walk import walk
 
-WHOLE = _walk._budget()  # what one group of examples may take
+WHOLE = _walk._mapped._budget()  # what one group of examples may take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,14 +282,14 @@ def test_walked_one_at_a_time_a_branch_not_taken_is_not_computed():
 @pytest.mark.usefixtures("x64")
 def test_equal_calls_are_compiled_once():
     x = operands()
-    before = _walk._run._cache_size()
+    before = _walk._primitive._compiled._cache_size()
     for _ in range(3):
         walk(Toy(1), *x)
         jax.grad(lambda a: walk(Toy(1), a, *x[1:])[1])(x[0])
-    first = _walk._run._cache_size() - before
+    first = _walk._primitive._compiled._cache_size() - before
     walk(Toy(1), *x)
     jax.grad(lambda a: walk(Toy(1), a, *x[1:])[1])(x[0])
-    assert _walk._run._cache_size() - before == first
+    assert _walk._primitive._compiled._cache_size() - before == first
     assert Toy(1) == Toy(1) != Toy(2)
     walk(Toy(5), *x)
-    assert _walk._run._cache_size() - before == first + 1  # another is seen
+    assert _walk._primitive._compiled._cache_size() - before == first + 1  # another is seen

@@ -1,0 +1,134 @@
+"""Devices: a function over independent examples, kept on the devices where the examples are.
+
+The compiler of a program over several devices cannot see that the steps of a loop over examples are independent:
+where that axis is sharded, it gathers the examples at every step. `kept_apart` tells it, with JAX's own means for this
+(`custom_partitioning`): each device runs the function over the examples that it holds, and only what is a sum over
+examples is exchanged.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Fun = Callable[..., list[jax.Array]]
+
+
+class Levels(NamedTuple):
+    """How a function is mapped, level inside level: the leading axes of an array are those of the levels it has."""
+
+    sizes: tuple[int, ...]
+    operands: tuple[tuple[int, ...], ...]
+    """The levels that each operand has, outermost first."""
+    outputs: tuple[tuple[int, ...], ...]
+    """Those of each output: it is a sum over the others."""
+
+    def specs(self, avals: Sequence[Any]) -> list[PartitionSpec]:
+        """Where the outputs lie on a mesh whose axes are explicit, given where the operands do."""
+        at: dict[int, Any] = {}
+        for aval, own in zip(avals, self.operands, strict=True):
+            spec = aval.sharding.spec
+            if any(name is not None for name in spec[len(own) :]):
+                raise ValueError(
+                    f"attention: on an explicit mesh only batch and heads may be sharded, got an operand {aval}. "
+                    "Use jattn.sharding.attention for a sharded sequence, or jax.sharding.reshard before."
+                )
+            at |= {level: name for level, name in zip(own, spec, strict=False) if name is not None}
+        return [PartitionSpec(*map(at.get, own)) for own in self.outputs]
+
+
+def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any) -> Fun:
+    """The function `of_sizes(*levels.sizes)`, each device with its own share of each level.
+
+    `context` is that of the module being lowered. On one device, inside `jax.shard_map`, where no mesh names the
+    devices, or in a program to be exported, there is nothing to share out.
+    """
+    devices = getattr(context.axis_context, "device_assignment", None) or ()
+    named = getattr(context.axis_context, "abstract_mesh", None)
+    if len(devices) < 2 or named is None or context.lowering_parameters.for_export:
+        return of_sizes(*levels.sizes)
+    mesh = Mesh(np.array(devices).reshape(named.axis_sizes), named.axis_names)
+
+    def whole_below(x: jax.Array, own: Sequence[int]) -> jax.Array:
+        """All other axes whole: the compiler may hand them over in parts, whatever the rule says."""
+        spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * len(own))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def run(*xs: jax.Array) -> list[jax.Array]:
+        # A random key is an array of bits with a name, which the partitioner does not know.
+        impls = [jax.random.key_impl(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in xs]
+
+        def of_bits(*sizes: int) -> Fun:
+            def f(*xs: jax.Array) -> list[jax.Array]:
+                keyed = zip(xs, impls, strict=True)
+                return of_sizes(*sizes)(*(x if i is None else jax.random.wrap_key_data(x, impl=i) for x, i in keyed))
+
+            return f
+
+        bits = [x if i is None else jax.random.key_data(x) for x, i in zip(xs, impls, strict=True)]
+        bits = list(map(whole_below, bits, levels.operands))
+        whole = of_bits(*levels.sizes)
+        rule = _rule(levels, bits, jax.eval_shape(whole, *bits))
+        shared = custom_partitioning(whole)
+        shared.def_partition(_partition(of_bits, levels, devices), decode_shardings=False, sharding_rule=rule)
+        return list(map(whole_below, shared(*bits), levels.outputs))
+
+    return run
+
+
+def _rule(levels: Levels, operands: Sequence[Any], outputs: Sequence[Any]) -> SdyShardingRule:
+    """Each level is one factor; every other axis of every array is a factor of its own, and stays whole."""
+    whole: list[str] = []
+
+    def mapping(own: Sequence[int], x: Any) -> ArrayMapping:
+        rest = [f"whole{len(whole) + n}" for n in range(len(x.shape) - len(own))]
+        whole.extend(rest)
+        return ArrayMapping(*(f"level{level}" for level in own), *rest)
+
+    into = tuple(map(mapping, levels.operands, operands))
+    out = tuple(map(mapping, levels.outputs, outputs))
+    return SdyShardingRule(into, out, need_replication_factors=tuple(whole))
+
+
+def _partition(of_sizes: Callable[..., Fun], levels: Levels, devices: Sequence[Any]) -> Callable[..., Any]:
+    """What one device does, given where the compiler wants the arrays.
+
+    It may have split an axis of the mesh (eight devices over 2 × 4 heads), so devices are told apart by what they hold.
+    """
+    mesh = Mesh(np.array(devices), ("devices",))
+
+    def partition(_: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        begins: dict[int, list[list[int]]] = defaultdict(list)  # of each level: for each array, of each device
+        for x, own in zip([*operands, *outputs], levels.operands + levels.outputs, strict=True):
+            index = x.sharding.devices_indices_map(x.shape)
+            for axis, level in enumerate(own):
+                begins[level].append([index[device][axis].start or 0 for device in devices])
+        held = [begins[level][0] for level in range(len(levels.sizes))]
+        shares = [len(set(h)) for h in held]
+        agreed = all(one == h for level, h in enumerate(held) for one in begins[level])
+        if not agreed or any(n % share for n, share in zip(levels.sizes, shares, strict=True)):
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            return mesh, of_sizes(*levels.sizes), [everywhere] * len(outputs), (everywhere,) * len(operands)
+        local = of_sizes(*(n // share for n, share in zip(levels.sizes, shares, strict=True)))
+
+        def total(y: jax.Array, own: Sequence[int]) -> jax.Array:
+            """Summed over the levels that an output lacks; devices that hold the same are in sums of their own."""
+            if all(level in own or share == 1 for level, share in enumerate(shares)):
+                return y
+            copies: Counter[Any] = Counter()
+            groups: dict[Any, list[int]] = defaultdict(list)
+            for n, mine in enumerate(zip(*held, strict=True)):
+                groups[*(mine[level] for level in own), copies[mine]].append(n)
+                copies[mine] += 1
+            return jax.lax.psum(y, "devices", axis_index_groups=list(groups.values()))
+
+        def run(*xs: jax.Array) -> list[jax.Array]:
+            return list(map(total, local(*xs), levels.outputs))
+
+        return mesh, run, [y.sharding for y in outputs], tuple(x.sharding for x in operands)
+
+    return partition
