@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jattn._numerics import below, finite_or_zero, set_aside
 from jattn._walk import Walkable
 from jattn.tiles import (
+    Operands,
     Plan,
     dropped,
     logits,
@@ -23,6 +24,7 @@ from jattn.tiles import (
     route,
     routes_differ,
     rows,
+    scaled,
     tile_of,
 )
 
@@ -40,7 +42,8 @@ class Fold(Walkable):
 
     @property
     def bytes(self) -> int:
-        return self.plan.bytes
+        leaves = [0] * self.tree.num_leaves  # a placeholder for each: only what is there counts
+        return 0 if _is_small_and_plain(self.plan, jax.tree.unflatten(self.tree, leaves)) else self.plan.bytes
 
     def apart(self, mapped: tuple[bool, ...]) -> bool:
         return routes_differ(self.plan, jax.tree.unflatten(self.tree, mapped))
@@ -48,6 +51,8 @@ class Fold(Walkable):
     def __call__(self, *leaves: jax.Array) -> list[jax.Array]:
         plan = self.plan
         x = padded(plan, jax.tree.unflatten(self.tree, leaves))
+        if _is_small_and_plain(plan, x):
+            return _at_once(plan, x)
         visits = route(plan, x)
 
         def row(_: Any, i: Any) -> Any:
@@ -77,3 +82,26 @@ class Fold(Walkable):
 
         _, ys = over_queries(plan, row, None)
         return [y[: plan.T] for y in ys]
+
+
+def _is_small_and_plain(plan: Plan, x: Operands) -> bool:
+    """One tile of at most 256 × 256 pairs that all meet, and nothing but scaled products in the logits."""
+    others = x.mask, x.bias, x.sink, x.dropout, plan.score
+    one = plan.nq == plan.nk == 1 and plan.q_tile * plan.k_tile <= 2**16
+    return one and all(other is None for other in others)
+
+
+def _at_once(plan: Plan, x: Operands) -> list[jax.Array]:
+    """The same without a carry and without a choice, in what remains an unbroken chain of arithmetic.
+
+    XLA makes one kernel of it on a CPU, with no array of logits: over many heads twice as fast as in four.
+    """
+    tile = tile_of(plan, x, 0, 0)
+    ell = scaled(tile.q, tile) @ tile.k.T
+    m = ell.max(1)
+    top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
+    minus = below if tile.q.shape[1] == 1 else jnp.subtract  # a sum of one product is a product
+    p = jnp.exp(minus(ell, top))
+    total = jnp.maximum(p.sum(1), jnp.finfo(plan.dtype).tiny)
+    out = (p @ x.v.astype(plan.dtype)) / total[:, None]
+    return [out, m, jnp.where(m == -jnp.inf, 0, jnp.log(total))]

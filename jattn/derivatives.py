@@ -33,7 +33,7 @@ class _Pass(Walkable):
 
     @property
     def bytes(self) -> int:
-        return 2 * self.plan.bytes
+        return 4 * self.plan.bytes
 
     @property
     def n(self) -> int:

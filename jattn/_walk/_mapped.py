@@ -152,4 +152,4 @@ batching.primitive_batchers[walk_p] = _batching_rule
 def _budget() -> int:
     """Bytes of working set that may be in flight. A CPU core must find them in its caches; an accelerator
     wants every unit busy, and its memory is the only bound."""
-    return 3 * 2**20 if jax.default_backend() == "cpu" else 2**30
+    return 8 * 2**20 if jax.default_backend() == "cpu" else 2**30
