@@ -47,6 +47,11 @@ def set_aside(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(bad[:, None], 0, x), bad
 
 
+def nan_where_bad(x: jax.Array) -> jax.Array:
+    """For each row 0, or NaN where it holds a NaN or an infinity: to be added to what must not hide it."""
+    return jnp.sum(x * 0, 1)
+
+
 def finite_or_zero(top: jax.Array) -> jax.Array:
     """A maximum to subtract: the maximum of nothing, −inf, becomes 0."""
     return jnp.where(top == -jnp.inf, 0, top)

@@ -10,22 +10,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, finite_or_zero, set_aside
+from jattn._numerics import below, finite_or_zero, nan_where_bad, set_aside
 from jattn._walk import Walkable
 from jattn.tiles import (
+    CELL,
     Operands,
     Plan,
     dropped,
-    logits,
     meeting,
     over_keys,
     over_queries,
     padded,
+    product,
     route,
     routes_differ,
     rows,
-    scaled,
     tile_of,
+    worth,
 )
 
 
@@ -54,14 +55,22 @@ class Fold(Walkable):
         if _is_small_and_plain(plan, x):
             return _at_once(plan, x)
         visits = route(plan, x)
+        # Of few queries the products tell, without another look at all keys.
+        few = plan.q_tile < CELL
+        bads = [nan_where_bad((a[:0] if few else a).astype(plan.dtype)) for a in (x.q, x.k)]
+        q_bad, k_bad = (a.reshape(-1, n) for a, n in zip(bads, (plan.q_tile, plan.k_tile), strict=True))
 
         def row(_: Any, i: Any) -> Any:
             def step(carry: Any, j: Any, masked: bool) -> Any:
                 m, total, acc = carry
                 met = meeting(plan, x, i, j) if masked else None
-                ell = logits(plan, x, i, j, met, tile_of(plan, x, i, j))
+                tile = tile_of(plan, x, i, j)
+                products = product(tile, met)
+                ell = worth(plan, x, i, j, met, tile, products, keys_first=False)
                 v = rows(x.v, j, plan.k_tile).astype(plan.dtype)
                 m_new = jnp.maximum(m, ell.max(1))
+                if met is None:  # all meet: a bad key is bad for every query
+                    m_new += nan_where_bad(products) if few else q_bad[i] + k_bad[j].sum()
                 top = finite_or_zero(m_new)
                 p = jnp.exp(below(ell, top[:, None]))
                 kept = dropped(plan, x, i, j)
@@ -78,7 +87,8 @@ class Fold(Walkable):
             m, total, acc = over_keys(visits, i, step, carry)
             met_none = total == 0
             total = jnp.where(met_none, 1, total)
-            return None, (acc / total[:, None], jnp.where(met_none, -jnp.inf, m), jnp.log(total))
+            out = acc / total[:, None]
+            return None, (out + nan_where_bad(out)[:, None], jnp.where(met_none, -jnp.inf, m), jnp.log(total))
 
         _, ys = over_queries(plan, row, None)
         return [y[: plan.T] for y in ys]
@@ -97,11 +107,11 @@ def _at_once(plan: Plan, x: Operands) -> list[jax.Array]:
     XLA makes one kernel of it on a CPU, with no array of logits: over many heads twice as fast as in four.
     """
     tile = tile_of(plan, x, 0, 0)
-    ell = scaled(tile.q, tile) @ tile.k.T
-    m = ell.max(1)
+    ell = product(tile, None)
+    m = ell.max(1) + (nan_where_bad(tile.q) + nan_where_bad(tile.k).sum())
     top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
     minus = below if tile.q.shape[1] == 1 else jnp.subtract  # a sum of one product is a product
     p = jnp.exp(minus(ell, top))
     total = jnp.maximum(p.sum(1), jnp.finfo(plan.dtype).tiny)
     out = (p @ x.v.astype(plan.dtype)) / total[:, None]
-    return [out, m, jnp.where(m == -jnp.inf, 0, jnp.log(total))]
+    return [out + nan_where_bad(out)[:, None], m, jnp.where(m == -jnp.inf, 0, jnp.log(total))]

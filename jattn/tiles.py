@@ -59,7 +59,7 @@ class Plan:
 
         Few queries are bound by reading the keys, which no cache holds: then all heads run side by side.
         """
-        return 0 if self.q_tile < _CELL else 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
+        return 0 if self.q_tile < CELL else 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
 
 
 def tile_sizes(T: int, S: int, *, backend: str | None = None) -> tuple[int, int]:
@@ -162,16 +162,20 @@ def scaled(q: jax.Array, tile: Tile) -> jax.Array:
     return q * tile.scale
 
 
-def logits(
-    plan: Plan, x: Operands, i: Any, j: Any, met: jax.Array | None, tile: Tile, *, keys_first: bool = False
-) -> jax.Array:
-    """l_ts of one tile, queries down and keys across, or turned about; −∞ where a pair is not `met` (None: all are)."""
+def product(tile: Tile, met: jax.Array | None, *, keys_first: bool = False) -> jax.Array:
+    """The scaled products of a tile, queries down, keys across, or turned about; in a masked one, of what is good."""
     q, k = tile.q, tile.k
     if met is not None:
         q, k = set_aside(q)[0], set_aside(k)[0]
     q = scaled(q, tile)
-    products = k @ q.T if keys_first else q @ k.T
-    return worth(plan, x, i, j, met, tile, products, keys_first=keys_first)
+    return k @ q.T if keys_first else q @ k.T
+
+
+def logits(
+    plan: Plan, x: Operands, i: Any, j: Any, met: jax.Array | None, tile: Tile, *, keys_first: bool = False
+) -> jax.Array:
+    """l_ts of one tile, queries down and keys across, or turned about; −∞ where a pair is not `met` (None: all are)."""
+    return worth(plan, x, i, j, met, tile, product(tile, met, keys_first=keys_first), keys_first=keys_first)
 
 
 def worth(
@@ -203,20 +207,20 @@ def dropped(plan: Plan, x: Operands, i: Any, j: Any) -> jax.Array | None:
     if x.dropout is None:
         return None
     key, rate = x.dropout
-    down, across = (-(-n // _CELL) for n in (plan.q_tile, plan.k_tile))
+    down, across = (-(-n // CELL) for n in (plan.q_tile, plan.k_tile))
 
     def cell(a: jax.Array, b: jax.Array) -> jax.Array:
         here = jax.random.fold_in(jax.random.fold_in(key, a), b)
-        return jax.random.bernoulli(here, 1 - rate, (_CELL, _CELL))
+        return jax.random.bernoulli(here, 1 - rate, (CELL, CELL))
 
-    a = i * (plan.q_tile // _CELL) + jnp.arange(down, dtype=jnp.int32)
-    b = j * (plan.k_tile // _CELL) + jnp.arange(across, dtype=jnp.int32)
+    a = i * (plan.q_tile // CELL) + jnp.arange(down, dtype=jnp.int32)
+    b = j * (plan.k_tile // CELL) + jnp.arange(across, dtype=jnp.int32)
     kept = jax.vmap(jax.vmap(cell, (None, 0)), (0, None))(a, b)
-    kept = kept.swapaxes(1, 2).reshape(down * _CELL, across * _CELL)[: plan.q_tile, : plan.k_tile]
+    kept = kept.swapaxes(1, 2).reshape(down * CELL, across * CELL)[: plan.q_tile, : plan.k_tile]
     return jnp.where(kept, 1 / (1 - rate), 0).astype(plan.dtype)
 
 
-_CELL = 16
+CELL = 16
 
 
 # Which tiles are visited.

@@ -190,6 +190,25 @@ def test_a_nan_that_is_met_stays_in_the_rows_that_met_it():
         assert_close((out[~met], out_dot[~met]), (want[~met], want_dot[~met]), ulps=8)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("how", ["one tile", "tiles", "few queries", "a mask that lets all meet", "bias"])
+def test_what_is_bad_and_met_makes_the_row_nan_whatever_the_tiles(how, which, bad):
+    x = dict(zip("qkv", qkv(T=40, S=40, dtype=np.float32), strict=True))
+    x[which][3, 1] = bad
+    want = reference.attention(*map(jnp.asarray, x.values()))
+    options = {
+        "tiles": {"tile": (16, 16)},
+        "a mask that lets all meet": {"mask": np.ones((40, 40), bool)},
+        "bias": {"bias": np.zeros((40, 40), np.float32)},
+    }.get(how, {})
+    chosen = slice(2, 5) if how == "few queries" else slice(None)
+    got = jattn.attention(x["q"][chosen], x["k"], x["v"], return_lse=True, **options)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b[chosen]))
+    assert np.isnan(got[0]).any()
+
+
 # Rows that meet nothing, and lengths of nothing and of one.
 
 
