@@ -18,6 +18,8 @@ import jattn
 from jattn import masks, sharding
 
 KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce", "reduce-scatter")
+QUICK = {"xla_backend_optimization_level": 0}
+"""What is read, and never run, needs no fast machine code; the collectives are the same."""
 SHAPE = re.compile(r"(?P<type>[a-z]+)(?P<bits>\d+)\[(?P<shape>[\d,]*)\]")
 
 
@@ -81,8 +83,8 @@ def program(scheme, n, *, gradient=False, mask=None, order=None, x=None, T=None)
     shardings = (kept[scheme is sharding.tree], kept[0], kept[0])
     if gradient:
         out = (kept[1], shardings)
-        return jax.jit(both, in_shardings=shardings, out_shardings=out).lower(*x).compile()
-    return jax.jit(f, in_shardings=shardings, out_shardings=shardings[0]).lower(*x).compile()
+        return jax.jit(both, in_shardings=shardings, out_shardings=out).lower(*x).compile(QUICK)
+    return jax.jit(f, in_shardings=shardings, out_shardings=shardings[0]).lower(*x).compile(QUICK)
 
 
 def planned(x, n, mask, scheme):
@@ -91,34 +93,54 @@ def planned(x, n, mask, scheme):
     return next(c for c in costs if c.scheme.startswith(scheme))
 
 
-@pytest.mark.parametrize(
-    ("scheme", "layout", "mask"),
-    [
-        ("ring", "contiguous", None),
-        ("ring", "contiguous", masks.causal()),
-        ("ring", "zigzag", masks.causal()),
-        ("ring", "contiguous", masks.window(left=5, right=0)),
-        ("all_to_all", "contiguous", masks.causal()),
-        ("gather", "contiguous", masks.causal()),
-        ("ring_all_to_all", "contiguous", None),
+IDS = np.asarray(np.arange(32) // 11, np.int32)
+MASKS = {
+    "all": None,
+    "causal": masks.causal(),
+    "before": masks.window(left=5, right=0),  # a loop of two hops
+    "around": masks.window(left=3, right=3),  # two hops of unlike length: value and gradient share them
+    "uneven": masks.window(left=3, right=12),  # two such hops, and then a loop
+    "packed": masks.segments(IDS) & masks.causal(),
+    "two": masks.segments(IDS, IDS[::-1]),
+}
+PLANNED = [
+    *[("ring", mask, {}) for mask in MASKS],
+    *[("ring, zigzag", mask, {}) for mask in ("causal", "around")],
+    *[("all_to_all", mask, {}) for mask in ("all", "around", "packed", "two")],
+    *[("gather", mask, {}) for mask in ("all", "before", "packed")],
+    *[("ring_all_to_all", mask, {}) for mask in ("all", "before", "around", "two")],
+    *[("tree", mask, {}) for mask in ("all", "before")],
+    # Fewer key heads than devices, in half precision (bfloat16 is sent as float32 by CPU devices).
+    *[
+        (s, "causal", {"Hkv": 2, "dtype": jnp.float16})
+        for s in ("ring", "all_to_all", "gather", "ring_all_to_all", "tree")
     ],
-)
-def test_the_plan_is_what_is_compiled(scheme, layout, mask):
-    n, x = 8, blocks(8)
+]
+
+
+def sent(found, group):
+    """The bytes that each of `group` devices sends, where `found` tells what it gets; at their least."""
+    parts = {"all-to-all": 1 / group, "all-gather": 1 / group, "all-reduce": 2 / group, "reduce-scatter": 1}
+    return sum(n * (group - 1) * parts[kind] if kind in parts else n for kind, (_, n) in found.items())
+
+
+@pytest.mark.parametrize(("scheme", "mask", "of"), PLANNED, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+def test_the_plan_is_what_is_compiled(scheme, mask, of):
+    n, x, mask = 8, blocks(8, **of), MASKS[mask]
     T = x[0].shape[1]
     order = np.arange(T, dtype=np.int32)
-    order = sharding.zigzag(order, n) if layout == "zigzag" else order
-    name = {"ring": f"ring, {layout}", "ring_all_to_all": "ring_all_to_all, 4 × 2"}.get(scheme, scheme)
-    cost = planned(x, n, mask, name)
+    order = sharding.zigzag(order, n) if "zigzag" in scheme else order
+    if scheme == "tree":
+        x = (jax.ShapeDtypeStruct((1, 1, *x[0].shape[2:]), x[0].dtype), *x[1:])
+    cost = planned(x, n, mask, {"ring_all_to_all": "ring_all_to_all, 4 × 2"}.get(scheme, scheme))
+    f, group = getattr(sharding, scheme.split(",")[0]), 2 if scheme == "ring_all_to_all" else n
+    bytes_of = {False: cost.sent, True: cost.sent + cost.gradient_sent}
     for gradient, kinds in ((False, cost.collectives), (True, cost.gradient_collectives)):
-        found = collectives(program(getattr(sharding, scheme), n, gradient=gradient, mask=mask, order=order))
-        found.pop("all-reduce", None)  # the sum of the loss
-        assert {k: c for k, (c, _) in found.items()} == {k: c for k, c in kinds.items() if c}
-        if scheme == "ring":
-            positions = 0 if mask is None else 4 * (T // n)
-            h = cost.collectives["collective-permute"] // (2 + (mask is not None))
-            want = cost.sent + (cost.gradient_sent if gradient else 0) + h * (1 + gradient) * positions
-            assert found["collective-permute"][1] == want
+        found = collectives(program(f, n, gradient=gradient, mask=mask, order=order, x=x))
+        if scheme != "tree":
+            found.pop("all-reduce", None)  # the sum of the loss
+        assert {kind: count for kind, (count, _) in found.items()} == {k: c for k, c in kinds.items() if c}
+        assert sent(found, group) == bytes_of[gradient]
 
 
 def test_a_window_sends_to_neighbours_alone_and_a_mask_that_rules_out_all_sends_nothing():
@@ -128,8 +150,6 @@ def test_a_window_sends_to_neighbours_alone_and_a_mask_that_rules_out_all_sends_
     assert collectives(program(sharding.ring, 8, mask=masks.causal()))["collective-permute"][0] == 21
     both = masks.window(left=3, right=3)  # one device before, one after: no loop
     assert collectives(program(sharding.ring, 8, mask=both))["collective-permute"][0] == 6
-    most = planned(blocks(8), 8, both, "ring, contiguous").gradient_collectives["collective-permute"]
-    assert collectives(program(sharding.ring, 8, mask=both, gradient=True))["collective-permute"][0] <= most
 
 
 def test_decoding_is_one_maximum_and_one_sum():
@@ -137,8 +157,7 @@ def test_decoding_is_one_maximum_and_one_sum():
     x = (jax.ShapeDtypeStruct((1, 1, 8, 4), jnp.float32), *x[1:])
     found = collectives(program(sharding.tree, 8, x=x))
     assert set(found) == {"all-reduce"}
-    assert found["all-reduce"][0] <= planned(x, 8, None, "tree").collectives["all-reduce"]
-    assert found["all-reduce"][1] == 4 * 8 * (4 + 1 + 1)
+    assert found["all-reduce"] == (2, 4 * 8 * (4 + 1 + 1))
 
 
 def loss_of(f):
@@ -373,7 +392,7 @@ def test_a_table_toward_a_million_tokens():
         costs = {c.scheme: c for c in p.costs}
         assert costs["ring, zigzag"].balance <= 1.05 < 1.9 < costs["ring, contiguous"].balance
         assert costs["all_to_all"].why_not == f"32 heads cannot be dealt to {devices} devices"
-        kv = 2**20 // devices * 8 * 2 * 128 * 2
+        kv = 2**20 // devices * (8 * 2 * 128 * 2 + 4)  # and where they stand
         assert costs["ring, zigzag"].sent == (devices - 1) * kv
         assert f"{p.choice} " in next(line for line in str(p).splitlines() if "←" in line)
     assert sharding.plan(7, 7, 2, 2, 4, jnp.float32, 4, 1e9, 1e9).choice == "none"
