@@ -80,10 +80,10 @@ def plan(
         work          4·D·H·pairs; the gradient 2.5 times that more
         seconds       max(work/F, sent/W) for a ring, their sum else
 
-    f is how many hops value and gradient share: those before the first two of one length in a row. Such a run is a loop;
-    outside of one the compiler sees that both send the same. all_to_all and gather collect the ids of a mask once, for
-    value and gradient; positions are taken to be known before the program runs. That is what the
-    compiled programs contain, to the byte; but CPU devices compute bfloat16 in float32 and send it so, in twice as many.
+    f is how many hops value and gradient share: those before the first two of one length in a row. These are a loop;
+    before it the compiler sees that both send the same. all_to_all and gather collect the ids of a mask once, for value
+    and gradient; positions are taken to be known before the program runs. That is what the compiled programs contain,
+    to the byte; but CPU devices compute bfloat16 in float32 and send it so, in twice as many.
 
     Args:
       T: queries. S: keys. heads: H. kv_heads: Hkv. head_dim: D, also of the values. dtype: of q, k and v.
