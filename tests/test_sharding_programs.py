@@ -368,20 +368,26 @@ def test_a_replicated_query_over_a_sharded_cache_does_not_deadlock():
 
 
 @pytest.mark.usefixtures("x64")
-def test_a_mapped_ring_is_the_ring_of_each():
-    """jax.vmap over a ring, with positions of each example's own; and a ring inside a batch axis of its own."""
-    mesh = mesh_of(4, "seq")
-    x = tuple(jnp.asarray(normal(3, 1, 8, 2, 5, seed=i)) for i in range(3))
-    at = jnp.stack([jnp.arange(8), jnp.arange(8)[::-1], jnp.arange(8) * 2])
-    spec = P(None, "seq")
-    f = functools.partial(sharding.ring, axis_name="seq", mask=masks.causal())
-    ring = jax.shard_map(
-        lambda q, k, v, p: f(q, k, v, q_positions=p, k_positions=p), mesh=mesh,
-        in_specs=(spec, spec, spec, P("seq")), out_specs=spec, axis_names={"seq"},
+@pytest.mark.parametrize("scheme", ["ring", "all_to_all", "gather", "tree", "ring_all_to_all"])
+def test_a_mapped_scheme_is_the_scheme_of_each(scheme):
+    """jax.vmap over a scheme, with positions of each example's own; and a scheme inside a batch axis of its own."""
+    axes = ("ring", "heads") if scheme == "ring_all_to_all" else ("seq",)
+    mesh = mesh_of(4, *axes, shape=(2, 2) if len(axes) == 2 else None)
+    name = axes[0] if len(axes) == 1 else axes
+    x = tuple(jnp.asarray(normal(3, 1, 8, 4, 5, seed=i)) for i in range(3))
+    s = jnp.stack([jnp.arange(8), jnp.arange(8)[::-1], jnp.arange(8) * 2])
+    spec, rows = P(None, name), P(name)
+    t, q_spec, q_rows = s, spec, rows
+    if scheme == "tree":
+        x, t, q_spec, q_rows = (x[0][:, :, :2], *x[1:]), s[:, 3:5], P(), P()
+    f = functools.partial(getattr(sharding, scheme), axis_name=name, mask=masks.causal())
+    one = jax.shard_map(
+        lambda q, k, v, t, s: f(q, k, v, q_positions=t, k_positions=s), mesh=mesh,
+        in_specs=(q_spec, spec, spec, q_rows, rows), out_specs=q_spec, axis_names=set(axes),
     )  # fmt: skip
-    loss = lambda g: lambda *x: jnp.sum(jnp.sin(g(*x, at)))  # noqa: E731
-    one_by_one = lambda *x: jnp.stack([ring(*(a[i] for a in x)) for i in range(3)])  # noqa: E731
-    got, want = (jax.jit(jax.value_and_grad(loss(g), (0, 1, 2)))(*x) for g in (jax.vmap(ring), one_by_one))
+    loss = lambda g: lambda *x: jnp.sum(jnp.sin(g(*x, t, s)))  # noqa: E731
+    one_by_one = lambda *x: jnp.stack([one(*(a[i] for a in x)) for i in range(3)])  # noqa: E731
+    got, want = (jax.jit(jax.value_and_grad(loss(g), (0, 1, 2)))(*x) for g in (jax.vmap(one), one_by_one))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-11)
 
