@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import signal
 import subprocess
 import sys
 
@@ -357,6 +358,31 @@ for scheme in (sharding.tree, sharding.ring):
         d = jax.jit(jax.grad(lambda q, kv: jnp.sum(jnp.sin(g(q, kv, t, s))), (0, 1)))(q, kv)
         print(scheme.__name__, check, float(jnp.abs(d[0]).sum()), float(jnp.abs(d[1]).sum()), flush=True)
 """
+
+
+WAITS = """
+import os
+limits = {"warn_stuck": 1, "terminate": 2}
+os.environ["XLA_FLAGS"] = " ".join(f"--xla_cpu_collective_call_{k}_timeout_seconds={n}" for k, n in limits.items())
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P, AxisType
+jax.config.update("jax_num_cpu_devices", 4)
+mesh = jax.make_mesh((4,), ("seq",), axis_types=(AxisType.Auto,))
+def f(q, kv):
+    met = jax.lax.axis_index("seq") < 2
+    return jax.lax.psum(jax.lax.cond(met, lambda kv: jnp.sin(q * kv), jnp.zeros_like, kv), "seq")
+g = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("seq")), out_specs=P())
+print(f"value {float(jax.jit(g)(jnp.ones(1), jnp.ones(4))[0]):.3f}", flush=True)
+print(jax.jit(jax.grad(lambda q, kv: jnp.sum(g(q, kv))))(jnp.ones(1), jnp.ones(4)), flush=True)
+"""
+
+
+def test_a_replicated_operand_of_a_branch_that_some_devices_take_is_waited_for():
+    """The control of the test below: JAX alone, without the cast."""
+    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["value", "1.683"]
+    assert done.returncode == -signal.SIGABRT
+    assert "rendezvous" in done.stderr.lower()
 
 
 def test_a_replicated_query_over_a_sharded_cache_does_not_deadlock():
