@@ -98,7 +98,10 @@ def join(args):
 
 
 def launch(n, start):
-    """Starts n processes here and waits; the first that fails ends the others, and is named."""
+    """Starts n processes here and waits; the first that fails ends the others, and is named.
+
+    The status is 0, or 2 where it refused what it was given, or 1.
+    """
     address = f"127.0.0.1:{free_port()}"
     given = sys.argv[1:]
     absent = "absent" in given
@@ -113,10 +116,11 @@ def launch(n, start):
             codes = {rank: child.poll() for rank, child in children.items()}
             failed = [rank for rank, code in codes.items() if code not in (None, 0)]
             if failed:
-                rank, code = failed[0], codes[failed[0]]
+                rank = min(failed, key=lambda rank: codes[rank] != 2)  # who refuses ends others that only miss it
+                code = codes[rank]
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
                 say(f"many: the process of rank {rank} {how}; the others are ended")
-                return 1
+                return 2 if code == 2 else 1
             if all(code == 0 for code in codes.values()):
                 return 0
             time.sleep(0.05)

@@ -84,4 +84,5 @@ SHARDING = [
     (lambda: sharding.zigzag(ones(12), 4), ValueError, "zigzag: the sequence must be a multiple of twice the devices, got x [12] and devices 4. Pad the sequence by 4 rows first."),
     (planned(devices=0), ValueError, "plan: devices must be at least 1, got devices 0. Pass a Python int of at least 1."),
     (planned(bandwidth=0.0), ValueError, "plan: bandwidth must be above zero, got bandwidth 0.0. Measure one step on one device, and one transfer between two."),
+    (planned(mask=masks.lengths(k=3)), ValueError, f"plan: mask must not count the rows of an array, of which each device holds a piece, got mask lengths. {BY}"),
 ]  # fmt: skip

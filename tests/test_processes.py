@@ -100,6 +100,14 @@ def test_a_killed_process_ends_the_others():
             child.communicate()
 
 
+def test_what_one_of_several_processes_refuses_is_the_callers_slip():
+    code, _, error = ended(start("--processes", 2, "--tokens", 65))
+    assert code == 2
+    assert "65 tokens cannot be split in 8 equal pieces. Add 7." in error
+    assert "ended with status 2; the others are ended" in error
+    assert not any(map(alive, children_of(error)))
+
+
 @pytest.mark.parametrize("tokens", ["65"])
 def test_tokens_that_cannot_be_split_are_one_line(tokens):
     code, _, error = ended(start("--tokens", tokens))

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import signal
 import subprocess
 import sys
 
@@ -18,6 +19,8 @@ import jattn
 from jattn import masks, sharding
 
 KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce", "reduce-scatter")
+QUICK = {"xla_backend_optimization_level": 0}
+"""What is read, and never run, needs no fast machine code; the collectives are the same."""
 SHAPE = re.compile(r"(?P<type>[a-z]+)(?P<bits>\d+)\[(?P<shape>[\d,]*)\]")
 
 
@@ -81,8 +84,8 @@ def program(scheme, n, *, gradient=False, mask=None, order=None, x=None, T=None)
     shardings = (kept[scheme is sharding.tree], kept[0], kept[0])
     if gradient:
         out = (kept[1], shardings)
-        return jax.jit(both, in_shardings=shardings, out_shardings=out).lower(*x).compile()
-    return jax.jit(f, in_shardings=shardings, out_shardings=shardings[0]).lower(*x).compile()
+        return jax.jit(both, in_shardings=shardings, out_shardings=out).lower(*x).compile(QUICK)
+    return jax.jit(f, in_shardings=shardings, out_shardings=shardings[0]).lower(*x).compile(QUICK)
 
 
 def planned(x, n, mask, scheme):
@@ -91,34 +94,54 @@ def planned(x, n, mask, scheme):
     return next(c for c in costs if c.scheme.startswith(scheme))
 
 
-@pytest.mark.parametrize(
-    ("scheme", "layout", "mask"),
-    [
-        ("ring", "contiguous", None),
-        ("ring", "contiguous", masks.causal()),
-        ("ring", "zigzag", masks.causal()),
-        ("ring", "contiguous", masks.window(left=5, right=0)),
-        ("all_to_all", "contiguous", masks.causal()),
-        ("gather", "contiguous", masks.causal()),
-        ("ring_all_to_all", "contiguous", None),
+IDS = np.asarray(np.arange(32) // 11, np.int32)
+MASKS = {
+    "all": None,
+    "causal": masks.causal(),
+    "before": masks.window(left=5, right=0),  # a loop of two hops
+    "around": masks.window(left=3, right=3),  # two hops of unlike length: value and gradient share them
+    "uneven": masks.window(left=3, right=12),  # two such hops, and then a loop
+    "packed": masks.segments(IDS) & masks.causal(),
+    "two": masks.segments(IDS, IDS[::-1]),
+}
+PLANNED = [
+    *[("ring", mask, {}) for mask in MASKS],
+    *[("ring, zigzag", mask, {}) for mask in ("causal", "around")],
+    *[("all_to_all", mask, {}) for mask in ("all", "around", "packed", "two")],
+    *[("gather", mask, {}) for mask in ("all", "before", "packed")],
+    *[("ring_all_to_all", mask, {}) for mask in ("all", "before", "around", "two")],
+    *[("tree", mask, {}) for mask in ("all", "before")],
+    # Fewer key heads than devices, in half precision (bfloat16 is sent as float32 by CPU devices).
+    *[
+        (s, "causal", {"Hkv": 2, "dtype": jnp.float16})
+        for s in ("ring", "all_to_all", "gather", "ring_all_to_all", "tree")
     ],
-)
-def test_the_plan_is_what_is_compiled(scheme, layout, mask):
-    n, x = 8, blocks(8)
+]
+
+
+def sent(found, group):
+    """The bytes that each of `group` devices sends, where `found` tells what it gets; at their least."""
+    parts = {"all-to-all": 1 / group, "all-gather": 1 / group, "all-reduce": 2 / group, "reduce-scatter": 1}
+    return sum(n * (group - 1) * parts[kind] if kind in parts else n for kind, (_, n) in found.items())
+
+
+@pytest.mark.parametrize(("scheme", "mask", "of"), PLANNED, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+def test_the_plan_is_what_is_compiled(scheme, mask, of):
+    n, x, mask = 8, blocks(8, **of), MASKS[mask]
     T = x[0].shape[1]
     order = np.arange(T, dtype=np.int32)
-    order = sharding.zigzag(order, n) if layout == "zigzag" else order
-    name = {"ring": f"ring, {layout}", "ring_all_to_all": "ring_all_to_all, 4 × 2"}.get(scheme, scheme)
-    cost = planned(x, n, mask, name)
+    order = sharding.zigzag(order, n) if "zigzag" in scheme else order
+    if scheme == "tree":
+        x = (jax.ShapeDtypeStruct((1, 1, *x[0].shape[2:]), x[0].dtype), *x[1:])
+    cost = planned(x, n, mask, {"ring_all_to_all": "ring_all_to_all, 4 × 2"}.get(scheme, scheme))
+    f, group = getattr(sharding, scheme.split(",")[0]), 2 if scheme == "ring_all_to_all" else n
+    bytes_of = {False: cost.sent, True: cost.sent + cost.gradient_sent}
     for gradient, kinds in ((False, cost.collectives), (True, cost.gradient_collectives)):
-        found = collectives(program(getattr(sharding, scheme), n, gradient=gradient, mask=mask, order=order))
-        found.pop("all-reduce", None)  # the sum of the loss
-        assert {k: c for k, (c, _) in found.items()} == {k: c for k, c in kinds.items() if c}
-        if scheme == "ring":
-            positions = 0 if mask is None else 4 * (T // n)
-            h = cost.collectives["collective-permute"] // (2 + (mask is not None))
-            want = cost.sent + (cost.gradient_sent if gradient else 0) + h * (1 + gradient) * positions
-            assert found["collective-permute"][1] == want
+        found = collectives(program(f, n, gradient=gradient, mask=mask, order=order, x=x))
+        if scheme != "tree":
+            found.pop("all-reduce", None)  # the sum of the loss
+        assert {kind: count for kind, (count, _) in found.items()} == {k: c for k, c in kinds.items() if c}
+        assert sent(found, group) == bytes_of[gradient]
 
 
 def test_a_window_sends_to_neighbours_alone_and_a_mask_that_rules_out_all_sends_nothing():
@@ -128,8 +151,6 @@ def test_a_window_sends_to_neighbours_alone_and_a_mask_that_rules_out_all_sends_
     assert collectives(program(sharding.ring, 8, mask=masks.causal()))["collective-permute"][0] == 21
     both = masks.window(left=3, right=3)  # one device before, one after: no loop
     assert collectives(program(sharding.ring, 8, mask=both))["collective-permute"][0] == 6
-    most = planned(blocks(8), 8, both, "ring, contiguous").gradient_collectives["collective-permute"]
-    assert collectives(program(sharding.ring, 8, mask=both, gradient=True))["collective-permute"][0] <= most
 
 
 def test_decoding_is_one_maximum_and_one_sum():
@@ -137,8 +158,7 @@ def test_decoding_is_one_maximum_and_one_sum():
     x = (jax.ShapeDtypeStruct((1, 1, 8, 4), jnp.float32), *x[1:])
     found = collectives(program(sharding.tree, 8, x=x))
     assert set(found) == {"all-reduce"}
-    assert found["all-reduce"][0] <= planned(x, 8, None, "tree").collectives["all-reduce"]
-    assert found["all-reduce"][1] == 4 * 8 * (4 + 1 + 1)
+    assert found["all-reduce"] == (2, 4 * 8 * (4 + 1 + 1))
 
 
 def loss_of(f):
@@ -340,6 +360,31 @@ for scheme in (sharding.tree, sharding.ring):
 """
 
 
+WAITS = """
+import os
+limits = {"warn_stuck": 1, "terminate": 2}
+os.environ["XLA_FLAGS"] = " ".join(f"--xla_cpu_collective_call_{k}_timeout_seconds={n}" for k, n in limits.items())
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P, AxisType
+jax.config.update("jax_num_cpu_devices", 4)
+mesh = jax.make_mesh((4,), ("seq",), axis_types=(AxisType.Auto,))
+def f(q, kv):
+    met = jax.lax.axis_index("seq") < 2
+    return jax.lax.psum(jax.lax.cond(met, lambda kv: jnp.sin(q * kv), jnp.zeros_like, kv), "seq")
+g = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("seq")), out_specs=P())
+print(f"value {float(jax.jit(g)(jnp.ones(1), jnp.ones(4))[0]):.3f}", flush=True)
+print(jax.jit(jax.grad(lambda q, kv: jnp.sum(g(q, kv))))(jnp.ones(1), jnp.ones(4)), flush=True)
+"""
+
+
+def test_a_replicated_operand_of_a_branch_that_some_devices_take_is_waited_for():
+    """The control of the test below: JAX alone, without the cast."""
+    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["value", "1.683"]
+    assert done.returncode == -signal.SIGABRT
+    assert "rendezvous" in done.stderr.lower()
+
+
 def test_a_replicated_query_over_a_sharded_cache_does_not_deadlock():
     found = [line.split() for line in child(DEADLOCK).splitlines()]
     assert [line[:2] for line in found] == [[s, c] for s in ("tree", "ring") for c in ("True", "False")]
@@ -349,20 +394,26 @@ def test_a_replicated_query_over_a_sharded_cache_does_not_deadlock():
 
 
 @pytest.mark.usefixtures("x64")
-def test_a_mapped_ring_is_the_ring_of_each():
-    """jax.vmap over a ring, with positions of each example's own; and a ring inside a batch axis of its own."""
-    mesh = mesh_of(4, "seq")
-    x = tuple(jnp.asarray(normal(3, 1, 8, 2, 5, seed=i)) for i in range(3))
-    at = jnp.stack([jnp.arange(8), jnp.arange(8)[::-1], jnp.arange(8) * 2])
-    spec = P(None, "seq")
-    f = functools.partial(sharding.ring, axis_name="seq", mask=masks.causal())
-    ring = jax.shard_map(
-        lambda q, k, v, p: f(q, k, v, q_positions=p, k_positions=p), mesh=mesh,
-        in_specs=(spec, spec, spec, P("seq")), out_specs=spec, axis_names={"seq"},
+@pytest.mark.parametrize("scheme", ["ring", "all_to_all", "gather", "tree", "ring_all_to_all"])
+def test_a_mapped_scheme_is_the_scheme_of_each(scheme):
+    """jax.vmap over a scheme, with positions of each example's own; and a scheme inside a batch axis of its own."""
+    axes = ("ring", "heads") if scheme == "ring_all_to_all" else ("seq",)
+    mesh = mesh_of(4, *axes, shape=(2, 2) if len(axes) == 2 else None)
+    name = axes[0] if len(axes) == 1 else axes
+    x = tuple(jnp.asarray(normal(3, 1, 8, 4, 5, seed=i)) for i in range(3))
+    s = jnp.stack([jnp.arange(8), jnp.arange(8)[::-1], jnp.arange(8) * 2])
+    spec, rows = P(None, name), P(name)
+    t, q_spec, q_rows = s, spec, rows
+    if scheme == "tree":
+        x, t, q_spec, q_rows = (x[0][:, :, :2], *x[1:]), s[:, 3:5], P(), P()
+    f = functools.partial(getattr(sharding, scheme), axis_name=name, mask=masks.causal())
+    one = jax.shard_map(
+        lambda q, k, v, t, s: f(q, k, v, q_positions=t, k_positions=s), mesh=mesh,
+        in_specs=(q_spec, spec, spec, q_rows, rows), out_specs=q_spec, axis_names=set(axes),
     )  # fmt: skip
-    loss = lambda g: lambda *x: jnp.sum(jnp.sin(g(*x, at)))  # noqa: E731
-    one_by_one = lambda *x: jnp.stack([ring(*(a[i] for a in x)) for i in range(3)])  # noqa: E731
-    got, want = (jax.jit(jax.value_and_grad(loss(g), (0, 1, 2)))(*x) for g in (jax.vmap(ring), one_by_one))
+    loss = lambda g: lambda *x: jnp.sum(jnp.sin(g(*x, t, s)))  # noqa: E731
+    one_by_one = lambda *x: jnp.stack([one(*(a[i] for a in x)) for i in range(3)])  # noqa: E731
+    got, want = (jax.jit(jax.value_and_grad(loss(g), (0, 1, 2)))(*x) for g in (jax.vmap(one), one_by_one))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-11)
 
@@ -373,7 +424,7 @@ def test_a_table_toward_a_million_tokens():
         costs = {c.scheme: c for c in p.costs}
         assert costs["ring, zigzag"].balance <= 1.05 < 1.9 < costs["ring, contiguous"].balance
         assert costs["all_to_all"].why_not == f"32 heads cannot be dealt to {devices} devices"
-        kv = 2**20 // devices * 8 * 2 * 128 * 2
+        kv = 2**20 // devices * (8 * 2 * 128 * 2 + 4)  # and where they stand
         assert costs["ring, zigzag"].sent == (devices - 1) * kv
         assert f"{p.choice} " in next(line for line in str(p).splitlines() if "←" in line)
     assert sharding.plan(7, 7, 2, 2, 4, jnp.float32, 4, 1e9, 1e9).choice == "none"

@@ -1,6 +1,5 @@
 """What the schemes share: heads dealt for rows, keys that go round, collecting, and the engine on what is here."""
 
-import itertools
 from typing import Any
 
 import jax
@@ -47,8 +46,7 @@ def go_round(b: Blocks, axis_name: Any) -> tuple[jax.Array, jax.Array]:
     places = jax.tree.unflatten(tree, range(len(leaves)))
     of_mask = [i for i, side in zip(jax.tree.leaves(places.mask), sides(b.mask), strict=True) if side == "k"]
     travels = tuple(sorted([places.k, places.v, *of_mask, *([] if b.k_positions is None else [places.k_positions])]))
-    visited = steps(b.mask, b.orders, b.size)
-    way = Way(axis_name, b.size, tuple(j - i for i, j in itertools.pairwise(visited)))
+    way = Way.past(axis_name, b.size, steps(b.mask, b.orders, b.size))
     heads = Heads(plan, tree, levels, (b.q.shape[0], b.q.shape[1], b.q.shape[2]), travels, places.sink)
     out, m, log_sum = walk(Ring(heads, way), *leaves)
     return b.rows(out).astype(b.v.dtype), b.rows(m + log_sum)
@@ -75,8 +73,14 @@ def collected(x: jax.Array, axis_name: Any, axis: int) -> jax.Array:
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
-def known(b: Blocks, axis_name: Any, *, queries: bool = True) -> dict[str, Any]:
-    """Positions and mask of all keys, and of all queries, collected from the devices along an axis."""
+def known(b: Blocks, axis_name: Any, along: Any = None, *, queries: bool = True) -> dict[str, Any]:
+    """Positions and mask of all keys, and of all queries, collected from the devices along an axis.
+
+    `along` is the axis of the shards that these then form, if there are several. Nothing is sent of an order that was
+    known before tracing.
+    """
+    shards = b.size // jax.lax.axis_size(axis_name)
+    here = 0 if along is None else jax.lax.axis_index(along)
 
     def all_of(x: Any) -> Any:
         return None if x is None else collected(x, axis_name, 0)
@@ -89,15 +93,17 @@ def known(b: Blocks, axis_name: Any, *, queries: bool = True) -> dict[str, Any]:
         mask = jax.tree.unflatten(tree, leaves)
 
     def places(x: Any, order: Any) -> Any:
-        return all_of(x) if order is None or whole != b.size else jnp.asarray(order.reshape(-1))
+        return all_of(x) if order is None else jnp.asarray(order.reshape(shards, -1))[here]
 
-    whole = jax.lax.axis_size(axis_name)
     q_pos = places(b.q_positions, b.orders[0]) if queries else b.q_positions
     return {"mask": mask, "q_positions": q_pos, "k_positions": places(b.k_positions, b.orders[1])}
 
 
-def deal(b: Blocks, axis_name: Any, *, all_axes: Any = None) -> Blocks:
-    """The blocks after heads were exchanged for rows: whole rows along the axis, 1/U of the heads."""
+def deal(b: Blocks, axis_name: Any, along: Any = None) -> Blocks:
+    """The blocks after heads were exchanged for rows: all rows of the axis, 1/U of the heads.
+
+    `along` is the axis of the larger shards of the sequence that these rows are, if there are several.
+    """
     U = jax.lax.axis_size(axis_name)
     _, Hkv, G, _, _ = b.q.shape
     if (Hkv * G) % U or (Hkv % U and U % Hkv):
@@ -116,12 +122,9 @@ def deal(b: Blocks, axis_name: Any, *, all_axes: Any = None) -> Blocks:
     if sink is not None and sink.ndim:
         mine = jax.lax.axis_index(axis_name)
         sink = jax.lax.dynamic_index_in_dim(sink.reshape(U, -1), mine, 0, keepdims=False).reshape(q.shape[1:3])
-    orders = b.orders
-    if all_axes is not None:
-        orders = tuple(None if o is None else o.reshape(-1, U * o.shape[1]) for o in orders)
-    size = b.size // U if all_axes is not None else 1
-    found = known(b, axis_name)
-    return b._replace(q=q, k=k, v=v, sink=sink, orders=orders, size=size, batch=(q.shape[0],), **found)
+    orders = tuple(None if o is None else o.reshape(-1, U * o.shape[1]) for o in b.orders)
+    found = known(b, axis_name, along)
+    return b._replace(q=q, k=k, v=v, sink=sink, orders=orders, size=b.size // U, batch=(q.shape[0],), **found)
 
 
 def deal_back(x: jax.Array, axis_name: Any) -> jax.Array:

@@ -1,15 +1,18 @@
 """What each scheme would cost, before anything runs."""
 
 import dataclasses
+import itertools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jattn import _checks
 from jattn.masks import Mask
-from jattn.sharding._blocks import steps, verdicts
+from jattn.sharding._blocks import of_shards, sides, steps, verdicts
 from jattn.sharding._mesh import zigzag
+from jattn.sharding._ring import Way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +71,19 @@ def plan(
     """What each scheme sends, holds and computes on one device for one layer of one example, and which to take.
 
         KV = (S/P)·Hkv·2D·e,   Q = (T/P)·H·D·e,   h stops beyond the first,   e, acc = bytes of dtype, of arithmetic
-        ring          h·KV, for the gradient h·(KV + KV·acc/e) + KV·acc/e more; h = P − 1, fewer where a mask rules out
+        ring          h·(KV + I), for the gradient (h − f)·(KV + I) + (h + 1)·KV·acc/e more
+                      h = P − 1, fewer where a mask rules out; I = 4·S/P, if it looks at positions, and 4·S/P for ids
         all_to_all    (P − 1)/P·(2·Q + c·KV), that again for the gradient; c = max(1, P/Hkv) copies
         gather        (P − 1)·KV, that again for the gradient
-        tree          ≈ 2(P − 1)/P·T·H·(D + 2)·acc: one maximum and one sum
+        tree          2(P − 1)/P·T·H·(D + 2)·acc: one maximum and one sum; 2(P − 1)/P·T·H·D·e more: the gradient of q
         memory        2·Q + 2·KV (ring), 2·Q + P·KV (gather), 2·Q + c·KV (all_to_all), + lse: the value alone
         work          4·D·H·pairs; the gradient 2.5 times that more
         seconds       max(work/F, sent/W) for a ring, their sum else
 
-    Positions, where a mask looks at them, travel in 4 bytes a row; they are counted among the collectives of a ring,
-    of which the compiler may share a single hop between value and gradient.
+    f is how many hops value and gradient share: those before the first two of one length in a row. These are a loop;
+    before it the compiler sees that both send the same. all_to_all and gather collect the ids of a mask once, for value
+    and gradient; positions are taken to be known before the program runs. That is what the compiled programs contain,
+    to the byte; but CPU devices compute bfloat16 in float32 and send it so, in twice as many.
 
     Args:
       T: queries. S: keys. heads: H. kv_heads: Hkv. head_dim: D, also of the values. dtype: of q, k and v.
@@ -90,7 +96,8 @@ def plan(
       Plan(costs, choice); `print` shows a table. The choice is the least seconds among what is possible.
 
     Raises:
-      TypeError, ValueError: a size is not a whole number of at least 1, or a rate is not above zero.
+      TypeError, ValueError: a size is not a whole number of at least 1, a rate is not above zero, or the mask is not
+        one that a sequence in pieces can have.
 
     Source: Liu, Zaharia and Abbeel 2023 (when a ring hides what it sends); Jacobs et al. 2023.
 
@@ -110,7 +117,13 @@ def plan(
     acc = max(4, e)
     kv, q = -(-S // P) * K * 2 * D * e, -(-T // P) * H * D * e
     lse = -(-T // P) * H * acc
-    looks = mask is not None and mask.looks_at_positions
+    if mask is not None:
+        mask = of_shards("plan", mask)
+        mask.fits("plan", T, S, True)
+    rows = {"q": -(-T // P) * 4, "k": -(-S // P) * 4}
+    of_rows = [(id(x), side) for x, side in zip(jax.tree.leaves(mask), sides(mask), strict=True) if side]
+    ids = {x: rows[side] for x, side in of_rows}  # what q and k share is collected once
+    of_keys = sum(side == "k" for _, side in of_rows)
     whole = T % P == 0 and S % P == 0
     uneven = "" if whole else f"T and S must be multiples of {P}"
     flop = 4 * D * H
@@ -125,6 +138,15 @@ def plan(
         seconds = max(once, link) + max(more, link_back) if hidden else once + more + link + link_back
         return Cost(scheme, why, kinds[0], kinds[1], int(sent), int(back), memory, work, balance, seconds)
 
+    def around(R: int, orders: Any, kv: int) -> tuple[tuple[int, int], int, int]:
+        """Of a ring of R: permutes of the value, and with its gradient; bytes of the value, more of the gradient."""
+        way = Way.past(None, R, steps(mask, orders, R))
+        h, f = len(way.strides), len(list(itertools.takewhile(lambda run: run[1] == 1, way.runs)))
+        few = (mask is not None and mask.looks_at_positions) + of_keys
+        keys, home = kv + few * rows["k"] * (P // R), h + (h > 0)
+        counts = h * (2 + few), (2 * h - f) * (2 + few) + 2 * home
+        return counts, h * keys, (h - f) * keys + home * (kv * acc // e)
+
     def contiguous(P: int, synchronous: bool = True) -> tuple[float, float]:
         return _work(mask, _orders("contiguous", T, S, P), P, synchronous=synchronous) if whole else (float(T) * S, 1.0)
 
@@ -135,33 +157,33 @@ def plan(
         why = uneven or ("T and S must be multiples of twice the devices" if halves else "")
         orders = (None, None) if why else _orders(name, T, S, P)
         share = (float(T) * S, 1.0) if why else _work(mask, orders, P)
-        h, a = len(steps(mask, orders, P)) - 1, 2 + looks
-        kinds = {"collective-permute": h * a}, {"collective-permute": h * (2 * a + 2) + (2 if h else 0)}
-        back = h * (kv + kv * acc // e) + (kv * acc // e if h else 0)
-        costs.append(cost(f"ring, {name}", why, h * kv, back, 2 * q + 2 * kv + lse, kinds, share, True))
+        permutes, sent, back = around(P, orders, kv)
+        kinds = [{"collective-permute": n} for n in permutes]
+        costs.append(cost(f"ring, {name}", why, sent, back, 2 * q + 2 * kv + lse, kinds, share, True))
     even = contiguous(P)[0], 1.0
     copies = max(1, P // K)
-    swapped = (P - 1) / P * (2 * q + copies * kv)
-    kinds = {"all-to-all": 4}, {"all-to-all": 8}
-    memory = 2 * q + copies * kv + lse
-    costs.append(cost("all_to_all", uneven or _undealt(H, K, P), swapped, swapped, memory, kinds, even, False))
-    kinds = {"all-gather": 2}, {"all-gather": 2, "reduce-scatter": 2}
-    sent = (P - 1) * kv
-    costs.append(cost("gather", uneven, sent, sent, 2 * q + P * kv + lse, kinds, contiguous(P, False), False))
+    swapped = (P - 1) * (2 * q + copies * kv) // P
+    kinds = [{"all-to-all": n, "all-gather": len(ids)} for n in (4, 8)]
+    memory, sent = 2 * q + copies * kv + lse, swapped + (P - 1) * sum(ids.values())
+    costs.append(cost("all_to_all", uneven or _undealt(H, K, P), sent, swapped, memory, kinds, even, False))
+    kinds = [{"all-gather": 2 + of_keys, "reduce-scatter": n} for n in (0, 2)]
+    back, sent = (P - 1) * kv, (P - 1) * (kv + of_keys * rows["k"])
+    costs.append(cost("gather", uneven, sent, back, 2 * q + P * kv + lse, kinds, contiguous(P, False), False))
     if T < P:
-        sent = 2 * (P - 1) / P * T * H * (D + 2) * acc
+        sent, back = (2 * (P - 1) * T * H * n // P for n in ((D + 2) * acc, D * e))
         why = "" if S % P == 0 else f"S must be a multiple of {P}"
-        kinds = {"all-reduce": 3}, {"all-reduce": 3}
-        costs.append(cost("tree", why, sent, sent, 2 * T * H * D * e + kv, kinds, (float(T) * S, 1.0), False))
+        kinds = {"all-reduce": 2}, {"all-reduce": 3}
+        costs.append(cost("tree", why, sent, back, 2 * T * H * D * e + kv, kinds, (float(T) * S, 1.0), False))
     for u in [u for u in range(2, P) if P % u == 0 and not uneven and not _undealt(H, K, u)]:
         R, more = P // u, max(1, u // K)
-        h = len(steps(mask, _orders("contiguous", T, S, R), R)) - 1
-        swapped, hop = (u - 1) / u * (2 * q + more * kv), kv * more
-        permutes = h * (2 + looks), h * (2 * (2 + looks) + 2) + (2 if h else 0)
-        kinds = [{"all-to-all": n, "collective-permute": m} for n, m in zip((4, 8), permutes, strict=True)]
-        back = swapped + (h * (1 + acc / e) + (acc / e if h else 0)) * hop
-        name = f"ring_all_to_all, {R} × {u}"
-        costs.append(cost(name, "", swapped + h * hop, back, 2 * q + 2 * hop + lse, kinds, contiguous(R), True))
+        swapped, hop = (u - 1) * (2 * q + more * kv) // u, kv * more
+        permutes, sent, back = around(R, _orders("contiguous", T, S, R), hop)
+        kinds = [
+            {"all-to-all": n, "collective-permute": m, "all-gather": len(ids)}
+            for n, m in zip((4, 8), permutes, strict=True)
+        ]
+        name, sent = f"ring_all_to_all, {R} × {u}", swapped + sent + (u - 1) * sum(ids.values())
+        costs.append(cost(name, "", sent, swapped + back, 2 * q + 2 * hop + lse, kinds, contiguous(R), True))
     able = [c for c in costs if not c.why_not]
     return Plan(tuple(costs), min(able, key=lambda c: c.seconds).scheme if able else "none")
 

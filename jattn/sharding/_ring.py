@@ -40,6 +40,16 @@ class Way:
     size: int
     strides: tuple[int, ...]
 
+    @classmethod
+    def past(cls, axis_name: Any, size: int, visited: tuple[int, ...]) -> "Way":
+        """To each of these distances in turn, of which the first is 0."""
+        return cls(axis_name, size, tuple(j - i for i, j in itertools.pairwise(visited)))
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The strides, and how many equal ones follow each other."""
+        return [(stride, len(list(run))) for stride, run in itertools.groupby(self.strides)]
+
     def on(self, xs: Any, stride: int) -> Any:
         """What travels, `stride` devices further."""
         if stride % self.size == 0:
@@ -52,9 +62,9 @@ class Way:
 
     def around(self, hop: Callable[[Any, int], Any], carry: Any) -> Any:
         """Folds `hop(carry, stride)` over the stops but the first; equal strides in a row are one loop."""
-        for stride, run in itertools.groupby(self.strides):
+        for stride, n in self.runs:
             step = partial(lambda by, c, _: (hop(c, by), None), stride)
-            carry = jax.lax.scan(step, carry, length=len(list(run)))[0]
+            carry = jax.lax.scan(step, carry, length=n)[0]
         return carry
 
 

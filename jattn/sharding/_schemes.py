@@ -290,7 +290,7 @@ def ring_all_to_all(
         _checks.fail(TypeError, where, "axis_name must be a pair of mesh axes", remedy, axis_name=repr(axis_name))
     b = blocks(where, q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
     along, across = axis_name
-    dealt = deal(b, across, all_axes=axis_name)
+    dealt = deal(b, across, along)
     out, lse = (deal_back(x, across) for x in go_round(dealt, along))
     return finished(b, out, lse, return_lse)
 
