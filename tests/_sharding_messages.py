@@ -7,6 +7,7 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+import jattn
 from jattn import masks, sharding
 
 T, H, D, Dv = 8, 4, 5, 3
@@ -54,6 +55,13 @@ def planned(**given):
     return lambda: sharding.plan(**(sizes | {"flops_per_second": 1e9, "bandwidth": 1e9} | given))
 
 
+def explicit():
+    mesh = jax.make_mesh((8,), ("seq",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(ones(8, D), jax.NamedSharding(mesh, P("seq")))
+        jattn.attention(x, x, x)
+
+
 LOCAL = "Pass the local blocks that jax.shard_map hands its function, all three with the same batch axes."
 BOUND = "Call it inside jax.shard_map over a mesh with this axis, or use jattn.sharding.attention, which does."
 STAND = "A block does not know where it stands: shard jax.numpy.arange(T) like q and pass the local piece, or pass the whole order as a NumPy array."
@@ -61,6 +69,7 @@ BY = "Say it by positions, as masks.causal and masks.window do, or by ids that a
 WHOLE = np.arange(T, dtype=np.int32)
 
 SHARDING = [
+    (explicit, ValueError, "attention: on an explicit mesh only batch and heads may be sharded, got an operand float32[8@seq,5]. Use jattn.sharding.attention for a sharded sequence, or jax.sharding.reshard before."),
     (lambda: sharding.ring(ones(1, T, H, D), ones(1, T, 2, D), ones(1, T, 2, Dv), axis_name="seq"), ValueError, f"ring: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'seq'. {BOUND}"),
     (inside("tree", axis_name="rows"), ValueError, f"tree: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'rows'. {BOUND}"),
     (inside(q=ones(T, D), specs={"q": P("seq"), "k": P(None, "seq"), "v": P(None, "seq")}), ValueError, f"ring: q must have the axes [*B, T/P, H, D], got q [4, 5]. {LOCAL}"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax._src import dispatch
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
@@ -142,7 +142,8 @@ def _lower(ctx: Any, *xs: Any, fun: Walkable) -> Any:
 
 walk_p.def_abstract_eval(abstract)
 mlir.register_lowering(walk_p, _lower)
-prim_requires_devices_during_lowering.add(walk_p)
+# The rule asks which devices there are, to keep examples apart (`_shards`).
+dispatch.prim_requires_devices_during_lowering.add(walk_p)
 
 
 # Derivatives.
