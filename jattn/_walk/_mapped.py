@@ -32,7 +32,7 @@ class Mapped(Walkable):
         below = self.fun.levels(operands, outputs)
 
         def own(mapped: Sequence[bool], inner: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-            return tuple((0,) * m + tuple(level + 1 for level in more) for m, more in zip(mapped, inner, strict=True))
+            return tuple((0,) * m + tuple(level + 1 for level in more) for m, more in zip(mapped, inner, strict=False))
 
         stacked = [not summed for summed in self.summed]
         return Levels((self.size, *below.sizes), own(self.mapped, below.operands), own(stacked, below.outputs))

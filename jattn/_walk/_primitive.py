@@ -41,7 +41,7 @@ class Walkable:
         return False
 
     def levels(self, operands: int, outputs: int) -> Levels:
-        """How it is mapped, given how many operands and outputs it has."""
+        """How it is mapped, given how many operands it has, and how many of its outputs are asked about."""
         return Levels((), ((),) * operands, ((),) * outputs)
 
     def resized(self, *sizes: int) -> "Walkable":
@@ -86,7 +86,9 @@ class Walkable:
 
 def walk(fun: Walkable, *operands: Any) -> list[jax.Array]:
     """`fun(*operands)`, one group of examples at a time where it is mapped."""
-    return walk_p.bind(*alike(*map(jnp.asarray, operands)), fun=fun)
+    xs = alike(*map(jnp.asarray, operands))
+    fun.levels(len(xs), 0).check([jax.typeof(x) for x in xs])
+    return walk_p.bind(*xs, fun=fun)
 
 
 def alike(*xs: jax.Array) -> list[jax.Array]:

@@ -27,17 +27,20 @@ class Levels(NamedTuple):
     outputs: tuple[tuple[int, ...], ...]
     """Those of each output: it is a sum over the others."""
 
-    def specs(self, avals: Sequence[Any]) -> list[PartitionSpec]:
-        """Where the outputs lie on a mesh whose axes are explicit, given where the operands do."""
-        at: dict[int, Any] = {}
+    def check(self, avals: Sequence[Any]) -> None:
+        """Refuses, of a mesh whose axes are explicit, operands that are sharded along any other axis."""
         for aval, own in zip(avals, self.operands, strict=True):
-            spec = aval.sharding.spec
-            if any(name is not None for name in spec[len(own) :]):
+            if any(name is not None for name in aval.sharding.spec[len(own) :]):
                 raise ValueError(
                     f"attention: on an explicit mesh only batch and heads may be sharded, got an operand {aval}. "
                     "Use jattn.sharding.attention for a sharded sequence, or jax.sharding.reshard before."
                 )
-            at |= {level: name for level, name in zip(own, spec, strict=False) if name is not None}
+
+    def specs(self, avals: Sequence[Any]) -> list[PartitionSpec]:
+        """Where the outputs lie on such a mesh, given where the operands do."""
+        at: dict[int, Any] = {}
+        for aval, own in zip(avals, self.operands, strict=True):
+            at |= {level: name for level, name in zip(own, aval.sharding.spec, strict=False) if name is not None}
         return [PartitionSpec(*map(at.get, own)) for own in self.outputs]
 
 
