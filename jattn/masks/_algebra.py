@@ -66,6 +66,9 @@ class Mask:
     looks_at_positions: bool = False
     """Whether the answer depends on how the positions of q and of k align."""
 
+    counts_rows: bool = False
+    """Whether it tells rows by their number in the array, so that a piece of the array cannot be asked."""
+
     def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
         """Which of these rows of q meet which of these rows of k."""
         raise NotImplementedError
@@ -86,6 +89,18 @@ class Mask:
     def padded(self, T: int, S: int) -> "Mask":
         """The same mask over T queries and S keys, the new rows meeting nothing that it must not."""
         return self
+
+    def of_parts(self, f: Callable[["Mask"], "Mask"]) -> "Mask":
+        """The mask with `f` of each part in its place, where it is composed of parts; else `f` of it."""
+        return f(self)
+
+    def by_side(self) -> "Mask":
+        """The same mask, with no array that speaks of the rows of q and of k at once."""
+        return self
+
+    def sides(self) -> list[str]:
+        """Of each leaf of it by side, whose rows it has an entry for: "q", "k", or "" for neither."""
+        return [""] * len(jax.tree.leaves(self))
 
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask("&", other))
@@ -126,6 +141,12 @@ class _Both(Mask):
 
     def padded(self, T: int, S: int) -> Mask:
         return type(self)(self.a.padded(T, S), self.b.padded(T, S))
+
+    def of_parts(self, f: Callable[[Mask], Mask]) -> Mask:
+        return type(self)(self.a.of_parts(f), self.b.of_parts(f))
+
+    def sides(self) -> list[str]:
+        return self.a.sides() + self.b.sides()
 
 
 @value
@@ -178,6 +199,12 @@ class Not(Mask):
 
     def padded(self, T: int, S: int) -> Mask:
         return Not(self.a.padded(T, S))
+
+    def of_parts(self, f: Callable[[Mask], Mask]) -> Mask:
+        return Not(self.a.of_parts(f))
+
+    def sides(self) -> list[str]:
+        return self.a.sides()
 
     def fits(self, where: str, T: int, S: int, placed: bool) -> None:
         self.a.fits(where, T, S, placed)

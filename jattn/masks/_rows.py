@@ -15,6 +15,8 @@ from jattn.masks._algebra import Mask, Rows, Spans, count
 class Lengths(Mask):
     """See `lengths`."""
 
+    counts_rows = True
+
     q: Int[Array, ""] | int | None
     k: Int[Array, ""] | int | None
 
@@ -38,6 +40,8 @@ class Lengths(Mask):
 @value
 class Dense(Mask):
     """See `dense`."""
+
+    counts_rows = True
 
     array: Bool[Array, "T S"]
 
@@ -89,6 +93,12 @@ class Segments(Mask):
             if ids.shape != (n,):
                 remedy = f"Give each row the number of its segment: {axis} is {n} here."
                 _checks.fail(ValueError, where, f"{name} must have the shape [{axis}]", remedy, **{name: ids})
+
+    def by_side(self) -> Mask:
+        return Segments(self.q, self._of_keys)
+
+    def sides(self) -> list[str]:
+        return ["q", "k"]
 
     def padded(self, T: int, S: int) -> Mask:
         ids = (jnp.pad(x, (0, n - x.shape[0]), mode="edge") for x, n in ((self.q, T), (self._of_keys, S)))

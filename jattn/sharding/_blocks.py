@@ -10,11 +10,6 @@ import numpy as np
 from jattn import _asked, _checks
 from jattn._types import Score
 from jattn.masks import Mask, Spans
-from jattn.masks import _places as masks_at
-from jattn.masks._algebra import And, Not, Or
-from jattn.masks._places import Causal, Chunked, Constant, Dilated, Prefix, Window
-from jattn.masks._rows import Segments
-from jattn.masks._where import Where
 
 Positions = jax.Array | None
 
@@ -171,43 +166,31 @@ def _positions(
 
 # Masks.
 
-_OF_POSITIONS = (Causal, Prefix, Window, Chunked, Dilated, masks_at.Blocks, Constant, Where)
-
 
 def of_shards(where: str, mask: Any) -> Mask:
     """The mask with what it knows of rows told apart by side; refuses one that counts the rows of an array."""
     if not isinstance(mask, Mask):
         remedy = "Make one with jattn.masks; an array of booleans would have to be sharded along both its axes."
         _checks.fail(TypeError, where, "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
-    if isinstance(mask, (And, Or)):
-        return type(mask)(of_shards(where, mask.a), of_shards(where, mask.b))
-    if isinstance(mask, Not):
-        return Not(of_shards(where, mask.a))
-    if isinstance(mask, Segments):
-        return Segments(mask.q, mask.q if mask.k is None else mask.k)
-    if type(mask) in _OF_POSITIONS:
-        return mask
-    remedy = "Say it by positions, as masks.causal and masks.window do, or by ids that are sharded like the rows."
-    must = "mask must not count the rows of an array, of which each device holds a piece"
-    _checks.fail(ValueError, where, must, remedy, mask=type(mask).__name__.lower())
+
+    def one(mask: Mask) -> Mask:
+        if mask.counts_rows:
+            must = "mask must not count the rows of an array, of which each device holds a piece"
+            by = "by positions, as masks.causal and masks.window do, or by ids that are sharded like the rows"
+            _checks.fail(ValueError, where, must, f"Say it {by}.", mask=type(mask).__name__.lower())
+        return mask.by_side()
+
+    return mask.of_parts(one)
 
 
 def sides(mask: Mask | None) -> list[str]:
     """Of each leaf of a mask, whose rows it has an entry for: q, k, or neither."""
-    if isinstance(mask, (And, Or)):
-        return sides(mask.a) + sides(mask.b)
-    if isinstance(mask, Not):
-        return sides(mask.a)
-    return ["q", "k"] if isinstance(mask, Segments) else [""] * len(jax.tree.leaves(mask))
+    return [] if mask is None else mask.sides()
 
 
 def _of_whole(mask: Mask) -> Mask:
     """What is known of the mask over all shards: nothing, where it looks at rows."""
-    if isinstance(mask, (And, Or)):
-        return type(mask)(_of_whole(mask.a), _of_whole(mask.b))
-    if isinstance(mask, Not):
-        return Not(_of_whole(mask.a))
-    return Mask() if isinstance(mask, Segments) else mask
+    return mask.of_parts(lambda one: Mask() if any(one.sides()) else one)
 
 
 def verdicts(mask: Mask, orders: Any, least: int = 1) -> tuple[Any, Any, int, int]:
