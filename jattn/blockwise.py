@@ -70,7 +70,7 @@ class Fold(Walkable):
                 v = rows(x.v, j, plan.k_tile).astype(plan.dtype)
                 m_new = jnp.maximum(m, ell.max(1))
                 if met is None:  # all meet: a bad key is bad for every query
-                    m_new += nan_where_bad(products) if few else q_bad[i] + k_bad[j].sum()
+                    m_new += _nan_of_products(products) if few else q_bad[i] + k_bad[j].sum()
                 top = finite_or_zero(m_new)
                 p = jnp.exp(below(ell, top[:, None]))
                 kept = dropped(plan, x, i, j)
@@ -94,6 +94,11 @@ class Fold(Walkable):
         return [y[: plan.T] for y in ys]
 
 
+def _nan_of_products(products: jax.Array) -> jax.Array:
+    """For each row 0, or NaN where a product is infinite; one that is NaN needs no telling."""
+    return products.max(1) * 0 + products.min(1) * 0
+
+
 def _is_small_and_plain(plan: Plan, x: Operands) -> bool:
     """One tile of at most 256 × 256 pairs that all meet, and nothing but scaled products in the logits."""
     others = x.mask, x.bias, x.sink, x.dropout, plan.score
@@ -108,7 +113,8 @@ def _at_once(plan: Plan, x: Operands) -> list[jax.Array]:
     """
     tile = tile_of(plan, x, 0, 0)
     ell = product(tile, None)
-    m = ell.max(1) + (nan_where_bad(tile.q) + nan_where_bad(tile.k).sum())
+    few = plan.q_tile < CELL
+    m = ell.max(1) + (_nan_of_products(ell) if few else nan_where_bad(tile.q) + nan_where_bad(tile.k).sum())
     top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
     minus = below if tile.q.shape[1] == 1 else jnp.subtract  # a sum of one product is a product
     p = jnp.exp(minus(ell, top))
