@@ -43,8 +43,11 @@ class Fold(Walkable):
 
     @property
     def bytes(self) -> int:
-        leaves = [0] * self.tree.num_leaves  # a placeholder for each: only what is there counts
-        return 0 if _is_small_and_plain(self.plan, jax.tree.unflatten(self.tree, leaves)) else self.plan.bytes
+        if jax.default_backend() == "cpu":  # where `_at_once` has no logits, the more heads in one kernel the better
+            leaves = [0] * self.tree.num_leaves  # a placeholder for each: only what is there counts
+            if _is_small_and_plain(self.plan, jax.tree.unflatten(self.tree, leaves)):
+                return 0
+        return self.plan.bytes
 
     def apart(self, mapped: tuple[bool, ...]) -> bool:
         return routes_differ(self.plan, jax.tree.unflatten(self.tree, mapped))

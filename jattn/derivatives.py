@@ -33,7 +33,7 @@ class _Pass(Walkable):
 
     @property
     def bytes(self) -> int:
-        return 4 * self.plan.bytes
+        return 4 * self.plan.bytes  # logits, weights, their cotangents, and sums that are added to at every tile
 
     @property
     def n(self) -> int:
