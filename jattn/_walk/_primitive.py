@@ -138,7 +138,12 @@ def _lower(ctx: Any, *xs: Any, fun: Walkable) -> Any:
     run: Any = partial(_run, fun)
     levels = fun.levels(len(xs), len(ctx.avals_out))
     if levels.sizes and not fun.collective:
-        run = kept_apart(lambda *sizes: partial(_run, fun.resized(*sizes)), levels, ctx.module_context)
+        run = kept_apart(
+            lambda *sizes: partial(_run, fun.resized(*sizes)),
+            levels,
+            ctx.module_context,
+            [*ctx.avals_in, *ctx.avals_out],
+        )
     return mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
 
 

@@ -44,16 +44,20 @@ class Levels(NamedTuple):
         return [PartitionSpec(*map(at.get, own)) for own in self.outputs]
 
 
-def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any) -> Fun:
+def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any, avals: Sequence[Any]) -> Fun:
     """The function `of_sizes(*levels.sizes)`, each device with its own share of each level.
 
-    `context` is that of the module being lowered. On one device, inside `jax.shard_map`, where no mesh names the
-    devices, or in a program to be exported, there is nothing to share out.
+    `context` is that of the module being lowered, `avals` the types of its operands and outputs. On one device, inside
+    `jax.shard_map`, where no mesh names the devices, or in a program to be exported, there is nothing to share out.
+    Nor can 64 bits be: the compiler asks in a thread of its own, to which `with jax.enable_x64()` does not reach. There
+    the function is right, but is gathered.
     """
     devices = getattr(context.axis_context, "device_assignment", None) or ()
     named = getattr(context.axis_context, "abstract_mesh", None)
-    if len(devices) < 2 or named is None or context.lowering_parameters.for_export:
+    wide = any(jax.dtypes.issubdtype(a.dtype, np.number) and a.dtype.itemsize > 4 for a in avals)
+    if len(devices) < 2 or named is None or wide or context.lowering_parameters.for_export:
         return of_sizes(*levels.sizes)
+    precision = jax.config.jax_default_matmul_precision
     mesh = Mesh(np.array(devices).reshape(named.axis_sizes), named.axis_names)
 
     def whole_below(x: jax.Array, own: Sequence[int]) -> jax.Array:
@@ -68,7 +72,9 @@ def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any) -> Fu
         def of_bits(*sizes: int) -> Fun:
             def f(*xs: jax.Array) -> list[jax.Array]:
                 keyed = zip(xs, impls, strict=True)
-                return of_sizes(*sizes)(*(x if i is None else jax.random.wrap_key_data(x, impl=i) for x, i in keyed))
+                ys = [x if i is None else jax.random.wrap_key_data(x, impl=i) for x, i in keyed]
+                with jax.default_matmul_precision(precision):  # of the caller, in the thread of the compiler too
+                    return of_sizes(*sizes)(*ys)
 
             return f
 
