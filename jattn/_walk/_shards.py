@@ -57,7 +57,8 @@ def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any, avals
     wide = any(jax.dtypes.issubdtype(a.dtype, np.number) and a.dtype.itemsize > 4 for a in avals)
     if len(devices) < 2 or named is None or wide or context.lowering_parameters.for_export:
         return of_sizes(*levels.sizes)
-    precision = jax.config.jax_default_matmul_precision
+    config: Any = jax.config
+    precision = config.jax_default_matmul_precision
     mesh = Mesh(np.array(devices).reshape(named.axis_sizes), named.axis_names)
 
     def whole_below(x: jax.Array, own: Sequence[int]) -> jax.Array:
