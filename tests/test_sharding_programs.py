@@ -192,6 +192,17 @@ def test_sharded_batch_and_heads_need_no_collective(spec, T):
             assert off < 1e-4
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
+def test_nor_do_they_in_float64(spec):
+    """The compiler asks in a thread of its own, where x64 is not enabled."""
+    x = tuple(normal(8, 600, 8, 4, seed=i) for i in range(3))
+    grad = jax.grad(loss_of(functools.partial(jattn.dot_product_attention, is_causal=True)), (0, 1, 2))
+    sent, off = on_devices(lambda *x: jax.jvp(grad, x, x), x, (spec,) * 3, (((spec,) * 3),) * 2)
+    assert sent == {}
+    assert off < 1e-11
+
+
 def test_a_sharded_sequence_is_gathered_by_a_plain_call():
     """The control of the test above: here there is something to send."""
     x, at = tuple(normal(2, 704, 2, 4, seed=i, dtype=np.float32) for i in range(3)), P(None, "x")
@@ -225,8 +236,15 @@ def test_what_is_one_for_all_examples_has_its_gradient_summed_once():
     assert off < 1e-4
 
 
-def test_lengths_and_dropout_of_sharded_examples_stay_where_they_are():
-    x = tuple(normal(8, 600, 2, 4, seed=i, dtype=np.float32) for i in range(3))
+@pytest.mark.parametrize("bits", [32, 64])
+def test_lengths_and_dropout_of_sharded_examples_stay_where_they_are(bits):
+    """In 64 bits the lengths are int64, and the numbers are drawn so."""
+    with jax.enable_x64(bits == 64):
+        lengths_and_dropout(f"float{bits}")
+
+
+def lengths_and_dropout(dtype):
+    x = tuple(normal(8, 600, 2, 4, seed=i, dtype=dtype) for i in range(3))
     lengths, key = jnp.arange(8) * 70 + 9, jax.random.key(0)
 
     def f(lengths, *x):

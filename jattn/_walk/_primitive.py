@@ -23,7 +23,7 @@ class Walkable:
 
     @property
     def bytes(self) -> int:
-        """The working set of one call: how many run side by side is `_BUDGET` over this."""
+        """The working set of one call: as many run side by side as the budget of `Mapped` holds."""
         return 0
 
     @property
@@ -54,6 +54,7 @@ class Walkable:
         return ()
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        """The function. Each class has its own."""
         raise NotImplementedError
 
     def smooth(self, *xs: jax.Array) -> list[jax.Array]:
@@ -81,7 +82,7 @@ class Walkable:
 
         `shapes` holds (shape, dtype) of those at `over`; `n` counts the operands, `outputs` the outputs.
         """
-        return Transposed(self, over, shapes, n, outputs)
+        return Transposed(self, over, n, shapes, outputs)
 
 
 def walk(fun: Walkable, *operands: Any) -> list[jax.Array]:
@@ -119,6 +120,7 @@ walk_p.def_impl(lambda *xs, fun: _compiled(fun, *xs))
 
 
 def abstract(*avals: Any, fun: Walkable) -> list[Any]:
+    """The types of the outputs, given those of the operands."""
     out = jax.make_jaxpr(partial(_run, fun))(*(avals if fun.collective else map(_alone, avals))).out_avals
     if not fun.collective:
         specs = fun.levels(len(avals), len(out)).specs(avals)
@@ -138,12 +140,7 @@ def _lower(ctx: Any, *xs: Any, fun: Walkable) -> Any:
     run: Any = partial(_run, fun)
     levels = fun.levels(len(xs), len(ctx.avals_out))
     if levels.sizes and not fun.collective:
-        run = kept_apart(
-            lambda *sizes: partial(_run, fun.resized(*sizes)),
-            levels,
-            ctx.module_context,
-            [*ctx.avals_in, *ctx.avals_out],
-        )
+        run = kept_apart(lambda *sizes: partial(_run, fun.resized(*sizes)), levels, ctx.module_context)
     return mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
 
 
@@ -157,8 +154,8 @@ dispatch.prim_requires_devices_during_lowering.add(walk_p)
 
 
 @dataclasses.dataclass(frozen=True)
-class Tangent(Walkable):
-    """(operands, tangents of those at `over`) → tangents of the outputs."""
+class _Derived(Walkable):
+    """What JAX derives of `fun`, with respect to the operands at `over` of its `n`."""
 
     fun: Walkable
     over: tuple[int, ...]
@@ -171,6 +168,11 @@ class Tangent(Walkable):
     @property
     def collective(self) -> bool:
         return self.fun.collective
+
+
+@dataclasses.dataclass(frozen=True)
+class Tangent(_Derived):
+    """(operands, tangents of those at `over`) → tangents of the outputs."""
 
     @property
     def linear(self) -> frozenset[int]:
@@ -184,22 +186,11 @@ class Tangent(Walkable):
 
 
 @dataclasses.dataclass(frozen=True)
-class Transposed(Walkable):
-    """(operands but those at `over`, cotangents) → cotangents of the operands at `over`, derived by JAX."""
+class Transposed(_Derived):
+    """(operands but those at `over`, cotangents) → cotangents of the operands at `over`."""
 
-    fun: Walkable
-    over: tuple[int, ...]
     shapes: tuple[Any, ...]
-    n: int
     outputs: int
-
-    @property
-    def bytes(self) -> int:
-        return 2 * self.fun.bytes
-
-    @property
-    def collective(self) -> bool:
-        return self.fun.collective
 
     @property
     def linear(self) -> frozenset[int]:

@@ -8,11 +8,14 @@ examples is exchanged.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Fun = Callable[..., list[jax.Array]]
@@ -44,22 +47,19 @@ class Levels(NamedTuple):
         return [PartitionSpec(*map(at.get, own)) for own in self.outputs]
 
 
-def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any, avals: Sequence[Any]) -> Fun:
+def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any) -> Fun:
     """The function `of_sizes(*levels.sizes)`, each device with its own share of each level.
 
-    `context` is that of the module being lowered, `avals` the types of its operands and outputs. On one device, inside
-    `jax.shard_map`, where no mesh names the devices, or in a program to be exported, there is nothing to share out.
-    Nor can 64 bits be: the compiler asks in a thread of its own, to which `with jax.enable_x64()` does not reach. There
-    the function is right, but is gathered.
+    `context` is that of the module being lowered. On one device, inside `jax.shard_map`, where no mesh names the
+    devices, or in a program to be exported, there is nothing to share out.
     """
     devices = getattr(context.axis_context, "device_assignment", None) or ()
     named = getattr(context.axis_context, "abstract_mesh", None)
-    wide = any(jax.dtypes.issubdtype(a.dtype, np.number) and a.dtype.itemsize > 4 for a in avals)
-    if len(devices) < 2 or named is None or wide or context.lowering_parameters.for_export:
+    if len(devices) < 2 or named is None or context.lowering_parameters.for_export:
         return of_sizes(*levels.sizes)
-    config: Any = jax.config
-    precision = config.jax_default_matmul_precision
     mesh = Mesh(np.array(devices).reshape(named.axis_sizes), named.axis_names)
+    config: Any = jax.config
+    settings = {"x64": config.jax_enable_x64, "precision": config.jax_default_matmul_precision}
 
     def whole_below(x: jax.Array, own: Sequence[int]) -> jax.Array:
         """All other axes whole: the compiler may hand them over in parts, whatever the rule says."""
@@ -67,27 +67,69 @@ def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any, avals
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
     def run(*xs: jax.Array) -> list[jax.Array]:
-        # A random key is an array of bits with a name, which the partitioner does not know.
-        impls = [jax.random.key_impl(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in xs]
+        whole = of_sizes(*levels.sizes)
+        into, out = [*map(_Words.of, xs)], [*map(_Words.of, jax.eval_shape(whole, *xs))]
 
-        def of_bits(*sizes: int) -> Fun:
-            def f(*xs: jax.Array) -> list[jax.Array]:
-                keyed = zip(xs, impls, strict=True)
-                ys = [x if i is None else jax.random.wrap_key_data(x, impl=i) for x, i in keyed]
-                with jax.default_matmul_precision(precision):  # of the caller, in the thread of the compiler too
-                    return of_sizes(*sizes)(*ys)
+        def in_words(f: Fun) -> Fun:
+            def g(*words: jax.Array) -> list[jax.Array]:
+                ys = f(*(w.read(x) for w, x in zip(into, words, strict=True)))
+                return [w.write(y) for w, y in zip(out, ys, strict=True)]
 
-            return f
+            return partial(set_p.bind, fun=g, **settings)
 
-        bits = [x if i is None else jax.random.key_data(x) for x, i in zip(xs, impls, strict=True)]
-        bits = list(map(whole_below, bits, levels.operands))
-        whole = of_bits(*levels.sizes)
-        rule = _rule(levels, bits, jax.eval_shape(whole, *bits))
-        shared = custom_partitioning(whole)
-        shared.def_partition(_partition(of_bits, levels, devices), decode_shardings=False, sharding_rule=rule)
-        return list(map(whole_below, shared(*bits), levels.outputs))
+        words = [whole_below(w.write(x), own) for w, x, own in zip(into, xs, levels.operands, strict=True)]
+        shared = custom_partitioning(in_words(whole))
+        rule = _rule(levels, words, jax.eval_shape(in_words(whole), *words))
+        partition = _partition(of_sizes, levels, devices, in_words)
+        shared.def_partition(partition, decode_shardings=False, sharding_rule=rule)
+        ys = map(whole_below, shared(*words), levels.outputs)
+        return [w.read(y) for w, y in zip(out, ys, strict=True)]
 
     return run
+
+
+class _Words(NamedTuple):
+    """How an array passes through the partitioner, which knows neither random keys nor, unless they are enabled for
+    the whole program, 64 bits: it takes them for 32."""
+
+    dtype: Any
+    impl: Any
+    """Of a random key, which is an array of words with a name."""
+
+    @classmethod
+    def of(cls, x: Any) -> "_Words":
+        return cls(x.dtype, jax.random.key_impl(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else None)
+
+    @property
+    def wide(self) -> bool:
+        return jax.dtypes.issubdtype(self.dtype, np.number) and self.dtype.itemsize == 8
+
+    def write(self, x: jax.Array) -> jax.Array:
+        if self.impl is not None:
+            return jax.random.key_data(x)
+        return jax.lax.bitcast_convert_type(x, np.uint32) if self.wide else x
+
+    def read(self, x: jax.Array) -> jax.Array:
+        if self.impl is not None:
+            return jax.random.wrap_key_data(x, impl=self.impl)
+        return jax.lax.bitcast_convert_type(x, self.dtype) if self.wide else x
+
+
+# A function that is traced and lowered with the settings of the caller, in whatever thread that happens.
+set_p = Primitive("as_set")
+set_p.multiple_results = True
+
+
+@set_p.def_abstract_eval
+def _abstract(*avals: Any, fun: Fun, x64: bool, precision: Any) -> list[Any]:
+    with jax.enable_x64(x64), jax.default_matmul_precision(precision):
+        return jax.make_jaxpr(fun)(*avals).out_avals
+
+
+@partial(mlir.register_lowering, set_p)
+def _lower(ctx: Any, *xs: Any, fun: Fun, x64: bool, precision: Any) -> Any:
+    with jax.enable_x64(x64), jax.default_matmul_precision(precision):
+        return mlir.lower_fun(fun, multiple_results=True)(ctx, *xs)
 
 
 def _rule(levels: Levels, operands: Sequence[Any], outputs: Sequence[Any]) -> SdyShardingRule:
@@ -104,10 +146,12 @@ def _rule(levels: Levels, operands: Sequence[Any], outputs: Sequence[Any]) -> Sd
     return SdyShardingRule(into, out, need_replication_factors=tuple(whole))
 
 
-def _partition(of_sizes: Callable[..., Fun], levels: Levels, devices: Sequence[Any]) -> Callable[..., Any]:
+def _partition(
+    of_sizes: Callable[..., Fun], levels: Levels, devices: Sequence[Any], in_words: Callable[[Fun], Fun]
+) -> Callable[..., Any]:
     """What one device does, given where the compiler wants the arrays.
 
-    It may have split an axis of the mesh (eight devices over 2 × 4 heads), so devices are told apart by what they hold.
+    The compiler asks in a thread of its own, to which `with jax.enable_x64()` of the caller does not reach. It may have split an axis of the mesh (eight devices over 2 × 4 heads), so devices are told apart by what they hold.
     """
     mesh = Mesh(np.array(devices), ("devices",))
 
@@ -122,7 +166,7 @@ def _partition(of_sizes: Callable[..., Fun], levels: Levels, devices: Sequence[A
         agreed = all(one == h for level, h in enumerate(held) for one in begins[level])
         if not agreed or any(n % share for n, share in zip(levels.sizes, shares, strict=True)):
             everywhere = NamedSharding(mesh, PartitionSpec())
-            return mesh, of_sizes(*levels.sizes), [everywhere] * len(outputs), (everywhere,) * len(operands)
+            return mesh, in_words(of_sizes(*levels.sizes)), [everywhere] * len(outputs), (everywhere,) * len(operands)
         local = of_sizes(*(n // share for n, share in zip(levels.sizes, shares, strict=True)))
 
         def total(y: jax.Array, own: Sequence[int]) -> jax.Array:
@@ -139,6 +183,6 @@ def _partition(of_sizes: Callable[..., Fun], levels: Levels, devices: Sequence[A
         def run(*xs: jax.Array) -> list[jax.Array]:
             return list(map(total, local(*xs), levels.outputs))
 
-        return mesh, run, [y.sharding for y in outputs], tuple(x.sharding for x in operands)
+        return mesh, in_words(run), [y.sharding for y in outputs], tuple(x.sharding for x in operands)
 
     return partition
