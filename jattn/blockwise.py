@@ -5,6 +5,7 @@ the left, with the division by the sum put off to the end.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,10 +59,7 @@ class Fold(Walkable):
         if _is_small_and_plain(plan, x):
             return _at_once(plan, x)
         visits = route(plan, x)
-        # Of few queries the products tell, without another look at all keys.
-        few = plan.q_tile < CELL
-        bads = [nan_where_bad((a[:0] if few else a).astype(plan.dtype)) for a in (x.q, x.k)]
-        q_bad, k_bad = (a.reshape(-1, n) for a, n in zip(bads, (plan.q_tile, plan.k_tile), strict=True))
+        bad = _bad_of_products if plan.q_tile < CELL else _bad_of_rows(plan, x)
 
         def row(_: Any, i: Any) -> Any:
             def step(carry: Any, j: Any, masked: bool) -> Any:
@@ -72,8 +70,8 @@ class Fold(Walkable):
                 ell = worth(plan, x, i, j, met, tile, products, keys_first=False)
                 v = rows(x.v, j, plan.k_tile).astype(plan.dtype)
                 m_new = jnp.maximum(m, ell.max(1))
-                if met is None:  # all meet: a bad key is bad for every query
-                    m_new += _nan_of_products(products) if few else q_bad[i] + k_bad[j].sum()
+                if met is None:
+                    m_new += bad(products, i, j)
                 top = finite_or_zero(m_new)
                 p = jnp.exp(below(ell, top[:, None]))
                 kept = dropped(plan, x, i, j)
@@ -97,8 +95,15 @@ class Fold(Walkable):
         return [y[: plan.T] for y in ys]
 
 
-def _nan_of_products(products: jax.Array) -> jax.Array:
-    """For each row 0, or NaN where a product is infinite; one that is NaN needs no telling."""
+def _bad_of_rows(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
+    """For each row of a tile in which all meet, 0, or NaN where it or any key is bad."""
+    q, k = (nan_where_bad(a.astype(plan.dtype)) for a in (x.q, x.k))
+    q, k = q.reshape(-1, plan.q_tile), k.reshape(-1, plan.k_tile)
+    return lambda products, i, j: q[i] + k[j].sum()
+
+
+def _bad_of_products(products: jax.Array, i: Any, j: Any) -> jax.Array:
+    """The same of few queries, without another look at all keys: an infinite product tells, one that is NaN is seen."""
     return products.max(1) * 0 + products.min(1) * 0
 
 
@@ -116,8 +121,8 @@ def _at_once(plan: Plan, x: Operands) -> list[jax.Array]:
     """
     tile = tile_of(plan, x, 0, 0)
     ell = product(tile, None)
-    few = plan.q_tile < CELL
-    m = ell.max(1) + (_nan_of_products(ell) if few else nan_where_bad(tile.q) + nan_where_bad(tile.k).sum())
+    bad = _bad_of_products if plan.q_tile < CELL else _bad_of_rows(plan, x)
+    m = ell.max(1) + bad(ell, 0, 0)
     top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
     minus = below if tile.q.shape[1] == 1 else jnp.subtract  # a sum of one product is a product
     p = jnp.exp(minus(ell, top))

@@ -151,7 +151,8 @@ def _partition(
 ) -> Callable[..., Any]:
     """What one device does, given where the compiler wants the arrays.
 
-    The compiler asks in a thread of its own, to which `with jax.enable_x64()` of the caller does not reach. It may have split an axis of the mesh (eight devices over 2 × 4 heads), so devices are told apart by what they hold.
+    The compiler asks in a thread of its own, to which `with jax.enable_x64()` of the caller does not reach. It may have
+    split an axis of the mesh (eight devices over 2 × 4 heads), so devices are told apart by what they hold.
     """
     mesh = Mesh(np.array(devices), ("devices",))
 
