@@ -59,7 +59,7 @@ class Fold(Walkable):
         if _is_small_and_plain(plan, x):
             return _at_once(plan, x)
         visits = route(plan, x)
-        bad = _bad_of_products if plan.q_tile < CELL else _bad_of_rows(plan, x)
+        bad = _what_is_bad(plan, x)
 
         def row(_: Any, i: Any) -> Any:
             def step(carry: Any, j: Any, masked: bool) -> Any:
@@ -95,16 +95,13 @@ class Fold(Walkable):
         return [y[: plan.T] for y in ys]
 
 
-def _bad_of_rows(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
-    """For each row of a tile in which all meet, 0, or NaN where it or any key is bad."""
+def _what_is_bad(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
+    """Of a tile in which all meet: (products, i, j) → for each row 0, or NaN where it or any key is bad."""
+    if plan.q_tile < CELL:  # without another look at all keys: an infinite product tells, one that is NaN is seen
+        return lambda products, i, j: products.max(1) * 0 + products.min(1) * 0
     q, k = (nan_where_bad(a.astype(plan.dtype)) for a in (x.q, x.k))
     q, k = q.reshape(-1, plan.q_tile), k.reshape(-1, plan.k_tile)
     return lambda products, i, j: q[i] + k[j].sum()
-
-
-def _bad_of_products(products: jax.Array, i: Any, j: Any) -> jax.Array:
-    """The same of few queries, without another look at all keys: an infinite product tells, one that is NaN is seen."""
-    return products.max(1) * 0 + products.min(1) * 0
 
 
 def _is_small_and_plain(plan: Plan, x: Operands) -> bool:
@@ -121,7 +118,7 @@ def _at_once(plan: Plan, x: Operands) -> list[jax.Array]:
     """
     tile = tile_of(plan, x, 0, 0)
     ell = product(tile, None)
-    bad = _bad_of_products if plan.q_tile < CELL else _bad_of_rows(plan, x)
+    bad = _what_is_bad(plan, x)
     m = ell.max(1) + bad(ell, 0, 0)
     top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
     minus = below if tile.q.shape[1] == 1 else jnp.subtract  # a sum of one product is a product

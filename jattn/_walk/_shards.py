@@ -67,8 +67,8 @@ def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any) -> Fu
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
     def run(*xs: jax.Array) -> list[jax.Array]:
-        whole = of_sizes(*levels.sizes)
-        into, out = [*map(_Words.of, xs)], [*map(_Words.of, jax.eval_shape(whole, *xs))]
+        into = [*map(_Words.of, xs)]
+        out = [*map(_Words.of, jax.eval_shape(of_sizes(*levels.sizes), *xs))]
 
         def in_words(f: Fun) -> Fun:
             def g(*words: jax.Array) -> list[jax.Array]:
@@ -78,8 +78,9 @@ def kept_apart(of_sizes: Callable[..., Fun], levels: Levels, context: Any) -> Fu
             return partial(set_p.bind, fun=g, **settings)
 
         words = [whole_below(w.write(x), own) for w, x, own in zip(into, xs, levels.operands, strict=True)]
-        shared = custom_partitioning(in_words(whole))
-        rule = _rule(levels, words, jax.eval_shape(in_words(whole), *words))
+        whole = in_words(of_sizes(*levels.sizes))
+        shared = custom_partitioning(whole)
+        rule = _rule(levels, words, jax.eval_shape(whole, *words))
         partition = _partition(of_sizes, levels, devices, in_words)
         shared.def_partition(partition, decode_shardings=False, sharding_rule=rule)
         ys = map(whole_below, shared(*words), levels.outputs)
@@ -102,7 +103,7 @@ class _Words(NamedTuple):
 
     @property
     def wide(self) -> bool:
-        return jax.dtypes.issubdtype(self.dtype, np.number) and self.dtype.itemsize == 8
+        return self.dtype in (np.float64, np.int64, np.uint64)
 
     def write(self, x: jax.Array) -> jax.Array:
         if self.impl is not None:
