@@ -13,6 +13,39 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tolerances are multiples of eps: a GPU would otherwise multiply float32 matrices in fewer bits.
 jax.config.update("jax_default_matmul_precision", "highest")
 
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="the exhaustive products too, every program fully optimised")
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "exhaustive: repeats over a whole product what other tests cover; with --all only"
+    )
+    config.addinivalue_line(
+        "markers",
+        "structure: checks what is computed, not its last bits: compiled without expensive passes but for --all",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    left_out = [] if config.option.all else [item for item in items if item.get_closest_marker("exhaustive")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Around a whole test, its fixtures included."""
+    quick = item.get_closest_marker("structure") is not None and not item.config.option.all
+    jax.config.update("jax_disable_most_optimizations", quick)
+    try:
+        return (yield)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
 hypothesis.settings.register_profile("here", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
