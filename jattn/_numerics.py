@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+
+from jattn._jax import Primitive, ad, batching, mlir
 
 
 def below(x: jax.Array, top: jax.Array) -> jax.Array:

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.ode import odeint
 
 from jattn import _checks
+from jattn._jax import odeint
 from jattn._types import Array, Float
 from jattn.flow.paths import Loss, Now, Observe, Trajectory, Tree, check_loss
 

@@ -1,0 +1,64 @@
+"""Ground: the names of JAX that are not among those it promises to keep, in one place.
+
+Everything else in this library imports from `jax`, `jax.numpy`, `jax.lax`, `jax.nn`, `jax.random`, `jax.sharding` and
+`jax.tree_util` alone. `tests/test_jax_names.py` says by name which of these is gone in a new release, and what hangs
+on it.
+
+`jax.interpreters` and `jax.extend` are where JAX tells authors of primitives to look, without a promise of stability.
+"""
+
+from typing import Any
+
+import jax.extend.core
+from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.core import eval_jaxpr
+from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.experimental.ode import odeint
+from jax.extend.core import Jaxpr, Literal, Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import ManualAxisType
+
+# One class with Jaxpr from jax 0.11 on, where its own name is kept for those who still ask for it.
+ClosedJaxpr: Any = getattr(jax.extend.core, "ClosedJaxpr", Jaxpr)
+
+WHY = {
+    "jax._src.dispatch.prim_requires_devices_during_lowering": (
+        "the lowering of a batched call asks which devices there are, to keep sharded examples where they lie; "
+        "there is no public way to say so"
+    ),
+    "jax.core.eval_jaxpr": "a score or mask of the user's own is kept as a jaxpr and evaluated inside a tile",
+    "jax.experimental.custom_partitioning.custom_partitioning": (
+        "tells the partitioner that examples are independent; jax.shard_map would need the mesh from the caller"
+    ),
+    "jax.experimental.custom_partitioning.SdyShardingRule": "the rule that goes with it",
+    "jax.experimental.custom_partitioning.ArrayMapping": "the rule that goes with it",
+    "jax.experimental.ode.odeint": "the continuous gradient flow; diffrax would be one more dependency",
+    "jax.extend.core.Primitive": (
+        "a batched call with a batching rule and derivatives of its own; custom_vjp has no forward mode, custom_jvp "
+        "no transpose, and custom_batching.custom_vmap no derivative of higher order"
+    ),
+    "jax.extend.core.Jaxpr": "functions are compared by what they compute",
+    "jax.extend.core.Literal": "functions are compared by what they compute",
+    "jax.interpreters.ad": "the rules of the primitives: derivative and transpose",
+    "jax.interpreters.batching": "the rule of the primitives under vmap",
+    "jax.interpreters.mlir": "how the primitives are lowered, for each platform",
+    "jax.sharding.ManualAxisType": "the types of arrays inside jax.shard_map, which a rule has to state",
+}
+
+__all__ = [
+    "WHY",
+    "ArrayMapping",
+    "ClosedJaxpr",
+    "Jaxpr",
+    "Literal",
+    "ManualAxisType",
+    "Primitive",
+    "SdyShardingRule",
+    "ad",
+    "batching",
+    "custom_partitioning",
+    "eval_jaxpr",
+    "mlir",
+    "odeint",
+    "prim_requires_devices_during_lowering",
+]
