@@ -40,7 +40,7 @@ def options(
         _checks.floating(where, sink=sink)
         _checks.broadcastable(where, "sink", sink, (T,), "[T]")
     if scale is not None:
-        scale = _checks.scalar(where, "scale", scale, "Map over several with jax.vmap.")
+        scale = _checks.scale(where, scale)
     who = seekers(where, mask, score, _checks.wide(q, k, v))
     q_pos, k_pos = _checks.positions(where, T, S, q_positions, k_positions, who)
     positions = {"q_positions": q_pos, "k_positions": k_pos}

@@ -7,11 +7,13 @@ is planned. No message prints the contents of an array.
 """
 
 import inspect
+import math
 import operator
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def shape(x: Any) -> str:
@@ -31,9 +33,9 @@ def fail(error: type[Exception], where: str, must: str, remedy: str, **got: Any)
 
 
 def array(where: str, name: str, x: Any) -> jax.Array:
-    """`x` as a jax array, or a TypeError that names it."""
+    """`x` as a jax array, or a TypeError that names it. A Python number is moved explicitly, as transfer guards ask."""
     try:
-        return jnp.asarray(x)
+        return jax.device_put(x) if isinstance(x, bool | int | float) else jnp.asarray(x)
     except (TypeError, ValueError):
         got = {name: f"of type {type(x).__name__}"}
         fail(TypeError, where, f"{name} must be an array of numbers in one shape", "Pass a jax or NumPy array.", **got)
@@ -73,8 +75,7 @@ def one_head(where: str, q: Any, k: Any, v: Any) -> tuple[jax.Array, jax.Array, 
     if k.shape[0] != v.shape[0]:
         remedy = "Each key needs its one value: give k and v the same number of rows."
         fail(ValueError, where, "k [S, D] and v [S, Dv] must agree in S", remedy, k=k, v=v)
-    if q.shape[1] == 0:
-        fail(ValueError, where, "D must be at least 1", "Give q and k at least one column.", q=q, k=k)
+    width(where, "D", q=q, k=k)
     return q, k, v
 
 
@@ -110,6 +111,22 @@ def scalar(where: str, name: str, x: Any, remedy: str) -> jax.Array:
     if x.ndim or not jnp.issubdtype(x.dtype, jnp.floating):
         fail(TypeError, where, f"{name} must be a real scalar", remedy, **{name: f"{x.dtype}{shape(x)}"})
     return x
+
+
+def scale(where: str, x: Any) -> jax.Array:
+    """What dot products are multiplied by: a real scalar, possibly traced, and finite where that is known."""
+    if isinstance(x, float | np.floating) and not math.isfinite(x):
+        fail(ValueError, where, "scale must be finite", "Leave it out for 1/√D.", scale=str(x))
+    return scalar(where, "scale", x, "Map over several with jax.vmap.")
+
+
+def width(where: str, axis: str, **arrays: jax.Array) -> None:
+    """Refuses q and k without a column, whose scale 1/√D would be infinite, and a width that is a symbol."""
+    D = next(iter(arrays.values())).shape[-1]
+    if not isinstance(D, int):
+        fail(ValueError, where, f"{axis} must be a number", "Export symbolic batches, heads and lengths.", **arrays)
+    if D == 0:
+        fail(ValueError, where, f"{axis} must be at least 1", "Give q and k at least one column.", **arrays)
 
 
 def count(where: str, name: str, x: Any, *, least: int = 0) -> int:

@@ -13,7 +13,8 @@ from typing import Any, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from jattn._jax import ClosedJaxpr, Jaxpr, Literal, eval_jaxpr
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -71,7 +72,7 @@ class Closed:
     def __call__(self, captured: Any, *xs: Any) -> list[Any]:
         given = iter(captured)
         consts = [next(given) if c is None else c for c in self.constants]
-        return jax.core.eval_jaxpr(self.jaxpr, consts, *xs)
+        return eval_jaxpr(self.jaxpr, consts, *xs)
 
     @cached_property
     def _signature(self) -> Any:
@@ -95,7 +96,22 @@ def close(
     made = jax.make_jaxpr(f)(*arguments)
     kept = tuple(c if constants and not isinstance(c, jax.Array) else None for c in made.consts)
     captured = tuple(jnp.asarray(c) for c, k in zip(made.consts, kept, strict=True) if k is None)
-    return Closed(made.jaxpr, kept), captured, made.out_avals
+    return Closed(_without_values(made), kept), captured, made.out_avals
+
+
+def recomputed(f: Callable[[], Any]) -> Any:
+    """f(), of which nothing but what it closes over is kept for the transpose, which computes it anew.
+
+    As `jax.checkpoint(f)()`, whose cache would keep alive whatever tracers `f` closes over: they are arguments here.
+    """
+    made, out = jax.make_jaxpr(f, return_shape=True)()
+    closed = Closed(_without_values(made), (None,) * len(made.consts))
+    return jax.tree.unflatten(jax.tree.structure(out), jax.checkpoint(closed)(made.consts))
+
+
+def _without_values(made: Any) -> Any:
+    """A jaxpr whose constants are variables: from jax 0.11 on their values are part of it, and would be kept alive."""
+    return made.jaxpr.replace(constvars=made.jaxpr.constvars)
 
 
 class _Same:

@@ -119,7 +119,7 @@ def dot_product_attention(
             per_head[name] = _per_row(name, lengths, (B,), "[B]", "rows")
 
     if scale is not None:
-        scale = _checks.scalar(_WHERE, "scale", scale, "Map over several with jax.vmap.")
+        scale = _checks.scale(_WHERE, scale)
     one_sided = is_causal or local_window_size is not None
     seekers = _asked.seekers(_WHERE, shared, score, _checks.wide(query, key, value))
     if seekers or (one_sided and (q_positions is None) != (k_positions is None)):
@@ -246,7 +246,8 @@ def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.
     if H_k != H:
         remedy = "Project one of them to the width of the other."
         _checks.fail(ValueError, _WHERE, "query and key must agree in H", remedy, query=q, key=k)
-    if K == 0 or N % K:
+    _checks.width(_WHERE, "H", query=q, key=k)
+    if K == 0 or not isinstance(N % K, int) or N % K:  # the remainder of two symbols of jax.export is one
         remedy = "Each key/value head serves the same number of query heads."
         _checks.fail(
             ValueError, _WHERE, "the query heads N must be a multiple of the K key heads", remedy, query=q, key=k

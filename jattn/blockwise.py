@@ -43,8 +43,15 @@ class Fold(Walkable):
     tree: Any
 
     @property
+    def platform(self) -> str:
+        return self.plan.platform
+
+    def for_platform(self, platform: str) -> Walkable:
+        return dataclasses.replace(self, plan=self.plan.for_platform(platform))
+
+    @property
     def bytes(self) -> int:
-        if jax.default_backend() == "cpu":  # where `_at_once` has no logits, the more heads in one kernel the better
+        if self.platform == "cpu":  # where `_at_once` has no logits, the more heads in one kernel the better
             leaves = [0] * self.tree.num_leaves  # a placeholder for each: only what is there counts
             if _is_small_and_plain(self.plan, jax.tree.unflatten(self.tree, leaves)):
                 return 0

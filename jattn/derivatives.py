@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jattn import tiles
 from jattn._numerics import below, finite_or_zero, set_aside
+from jattn._values import recomputed
 from jattn._walk import Walkable
 from jattn.tiles import Operands, Plan, Route, Tile, rows
 
@@ -30,6 +31,13 @@ class _Pass(Walkable):
     tree: Any
     over: tuple[int, ...]
     """The leaves of the operands that move."""
+
+    @property
+    def platform(self) -> str:
+        return self.plan.platform
+
+    def for_platform(self, platform: str) -> Walkable:
+        return dataclasses.replace(self, plan=self.plan.for_platform(platform))
 
     @property
     def bytes(self) -> int:
@@ -287,11 +295,10 @@ def sum_by_rows(visits: Route, tile: Callable[..., Any], zeros: list[jax.Array],
 
 
 def sum_by_tiles(visits: Route, tile: Callable[..., Any], zeros: list[jax.Array], axes: list[str]) -> list[jax.Array]:
-    """The same sums, tile after tile: for JAX to transpose. Nothing of a tile outlives it (jax.checkpoint)."""
-    alone = jax.checkpoint(tile, static_argnums=2)
+    """The same sums, tile after tile: for JAX to transpose. Nothing of a tile outlives it."""
 
     def add(carry: list[jax.Array], i: Any, j: Any, masked: bool) -> list[jax.Array]:
-        parts = alone(i, j, masked)
+        parts = recomputed(lambda: tile(i, j, masked))
         return [
             _put(visits.plan, acc, part, letters, i, j) for acc, part, letters in zip(carry, parts, axes, strict=True)
         ]
@@ -307,7 +314,7 @@ def _put(plan: Plan, acc: jax.Array, part: jax.Array, axes: str, i: Any, j: Any)
         return acc + part
     start = [jnp.int32(0)] * acc.ndim  # one dtype for all: beside float64 a Python int would be int64
     for axis, letter in enumerate(axes):
-        if part.shape[axis] < acc.shape[axis]:
+        if part.shape[axis] != acc.shape[axis]:
             start[axis] = jnp.asarray({"q": i * plan.q_tile, "k": j * plan.k_tile}[letter], jnp.int32)
     here = jax.lax.dynamic_slice(acc, start, part.shape)
     return jax.lax.dynamic_update_slice(acc, here + part, start)

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _asked, _checks, masks, reference, scores
 from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
@@ -165,14 +166,17 @@ def attend(
 def prepared(x: Operands, score: Score | None, tile: tuple[int, int] | None) -> tuple[Plan, Operands]:
     """How one head is computed, and its operands in the form that the engine wants."""
     T, S, dtype = x.q.shape[0], x.k.shape[0], _checks.wide(x.q, x.k, x.v)
-    q_tile, k_tile = tile or tile_sizes(T, S)
+    platform = jax.default_backend()  # of most programs; one that is lowered for another gets another tile
+    q_tile, k_tile = tile or tile_sizes(T, S, backend=platform)
+    if isinstance(T, int) and isinstance(S, int):
+        q_tile, k_tile = min(q_tile, T), min(k_tile, S)
     closed, captured = (None, ()) if score is None else _close(score, dtype)
     # Lengths in Python ints: beside float64 they would become int64, and rows are counted in int32.
-    mask = jax.tree.map(lambda n: jnp.asarray(n, jnp.int32) if isinstance(n, int) else n, x.mask)
-    scale = jnp.asarray(x.q.shape[1] ** -0.5, dtype) if x.scale is None else x.scale
+    mask = jax.tree.map(lambda n: jax.device_put(np.int32(n)) if isinstance(n, int) else n, x.mask)
+    scale = jax.device_put(np.asarray(x.q.shape[1] ** -0.5, dtype)) if x.scale is None else x.scale
     sink = x.sink.reshape(()) if x.sink is not None and x.sink.shape != (T,) else x.sink
     x = x._replace(captured=captured, mask=mask, scale=scale, sink=sink)
-    return Plan(T, S, min(q_tile, T), min(k_tile, S), dtype, closed), x
+    return Plan(T, S, q_tile, k_tile, dtype, closed, platform, tile is not None), x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +223,7 @@ def _close(score: Score, dtype: Any) -> tuple[Any, tuple[jax.Array, ...]]:
     """The score as a hashable function of the arrays that it closes over, and these, so that they have derivatives."""
     if isinstance(score, scores.Score):
         leaves, tree = jax.tree.flatten(score)
-        return _Whole(tree), tuple(map(jnp.asarray, leaves))
+        return _Whole(tree), tuple(jax.device_put(x) if isinstance(x, float) else jnp.asarray(x) for x in leaves)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     closed, captured, _ = close(score, x, i, i)
     return _Mapped(closed), captured

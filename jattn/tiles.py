@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn._numerics import set_aside
+from jattn._values import recomputed
 from jattn.masks import Mask, Rows, Spans
 
 
@@ -44,6 +45,21 @@ class Plan:
     k_tile: int
     dtype: Any
     score: Any
+    platform: str = "cpu"
+    tile_given: bool = True
+    """Whether the caller chose the tile, and it is the same on every platform."""
+
+    def for_platform(self, platform: str) -> "Plan":
+        """The same plan with the tile that suits a platform."""
+        if platform == self.platform or self.tile_given:
+            return dataclasses.replace(self, platform=platform)
+        q_tile, k_tile = tile_sizes(self.T, self.S, backend=platform)
+        return dataclasses.replace(self, q_tile=q_tile, k_tile=k_tile, platform=platform)
+
+    @property
+    def known(self) -> bool:
+        """Whether T and S are numbers. In a program to be exported they may be symbols, and tiles have fixed sizes."""
+        return isinstance(self.T, int) and isinstance(self.S, int)
 
     @property
     def nq(self) -> int:
@@ -71,7 +87,7 @@ def tile_sizes(T: int, S: int, *, backend: str | None = None) -> tuple[int, int]
     step of the loop is a kernel launch.
 
     Args:
-      T: queries. S: keys.
+      T: queries. S: keys. Either may be a symbol of `jax.export`, which may turn out short: its tiles are half as long.
       backend: "cpu", "gpu" or "tpu"; the default backend if None.
 
     Returns:
@@ -80,6 +96,8 @@ def tile_sizes(T: int, S: int, *, backend: str | None = None) -> tuple[int, int]
     most = 512 if (backend or jax.default_backend()) == "cpu" else 1024
 
     def even(n: int, most: int) -> int:
+        if not isinstance(n, int):
+            return most // 2
         if n <= most:
             return max(1, n)
         return 16 * math.ceil(n / math.ceil(n / most) / 16)
@@ -134,7 +152,7 @@ def tile_of(plan: Plan, x: Operands, i: Any, j: Any) -> Tile:
         if a is None:
             return None
         for axis, (i, n) in enumerate(where):
-            if a.shape[axis] > n:
+            if a.shape[axis] not in (1, n):
                 a = jax.lax.dynamic_slice_in_dim(a, i * n, n, axis)
         return a.astype(plan.dtype)
 
@@ -146,7 +164,7 @@ def meeting(plan: Plan, x: Operands, i: Any, j: Any) -> jax.Array:
     """Which pairs of tile (i, j) meet; the rows that pad the last tile of keys do not exist."""
     q, k = _rows(plan.q_tile, i, x.q_positions), _rows(plan.k_tile, j, x.k_positions)
     pairs = jnp.ones((plan.q_tile, plan.k_tile), bool) if x.mask is None else x.mask.pairs(q, k)
-    return pairs & (k.numbers < plan.S)[None, :] if plan.nk * plan.k_tile > plan.S else pairs
+    return pairs & (k.numbers < plan.S)[None, :] if plan.nk * plan.k_tile != plan.S else pairs
 
 
 def _rows(n: int, i: Any, positions: jax.Array | None) -> Rows:
@@ -245,7 +263,7 @@ def route(plan: Plan, x: Operands) -> Route:
     k = _spans(plan.S, plan.k_tile, plan.nk, x.k_positions, 1)
     may, must = (True, True) if x.mask is None else x.mask.verdict(q, k)
     must = must & (k.first + (plan.k_tile - 1) < plan.S)
-    if isinstance(may, jax.Array) or isinstance(must, jax.Array):
+    if isinstance(may, jax.Array) or isinstance(must, jax.Array) or not plan.known:
         verdict = jnp.where(must, jnp.int32(2), jnp.where(may, jnp.int32(1), jnp.int32(0)))
         verdict = jnp.broadcast_to(verdict, (plan.nq, plan.nk))
         return Route(plan, None, verdict)
@@ -259,14 +277,19 @@ def routes_differ(plan: Plan, mapped: Operands) -> bool:
     Not asked of few queries, which run side by side whatever they visit (`Plan.bytes`).
     """
     of_route = (mapped.mask, mapped.q_positions, mapped.k_positions)
-    several = plan.nq * plan.nk > 1 and plan.bytes > 0
+    several = plan.nq * plan.nk != 1 and plan.bytes > 0
     return several and mapped.mask is not None and any(jax.tree.leaves(of_route))
 
 
 def _spans(length: int, tile: int, n: int, positions: jax.Array | None, axis: int) -> Spans:
     """The tiles of an axis, down (0) or across (1)."""
-    first = np.arange(n, dtype=np.int32) * tile
-    numbered = Spans.at(first, np.minimum(first + tile, length) - 1, axis)._replace(size=tile)
+    if isinstance(n, int):
+        first = np.arange(n, dtype=np.int32) * tile
+        numbered = Spans.at(first, np.minimum(first + tile, length) - 1, axis)._replace(size=tile)
+    else:
+        starts = jnp.expand_dims(jnp.arange(n, dtype=jnp.int32) * tile, 1 - axis)
+        last = jnp.minimum(starts + tile, jnp.asarray(length, jnp.int32)) - 1
+        numbered = Spans(starts, last, starts, last, tile)
     if positions is None:
         return numbered
     # Padded with the last position, which changes neither end.
@@ -280,7 +303,8 @@ def over_keys(route: Route, i: Any, step: Callable[..., Any], carry: Any) -> Any
         js = jnp.arange(route.plan.nk, dtype=jnp.int32)
         for kind, masked in ((2, False), (1, True)):
             # From each tile the next one to visit: a branch inside the loop would copy the carry at every tile.
-            following = jax.lax.cummin(jnp.where(here == kind, js, route.plan.nk), reverse=True)
+            none = jnp.asarray(route.plan.nk, jnp.int32)
+            following = jax.lax.cummin(jnp.where(here == kind, js, none), reverse=True)
 
             def visit(_: Any, at: Any, following: Any = following, masked: bool = masked) -> Any:
                 c, j = at[0], following[at[1]]
@@ -318,15 +342,15 @@ def over_tiles(route: Route, add: Callable[..., Any], carry: Any) -> Any:
     """
     if route.verdict is not None:
         verdict = route.verdict
-        places = jnp.asarray(np.argwhere(np.ones(verdict.shape)), jnp.int32)
+        nk = jnp.asarray(route.plan.nk, jnp.int32)
 
-        @jax.checkpoint  # or the branches would keep, of every tile, all that they look at
-        def visit(c: Any, place: jax.Array) -> Any:
-            i, j = place
+        def visit(c: Any, n: jax.Array) -> Any:
+            i, j = n // nk, n % nk
             visits = [lambda c: c, lambda c: add(c, i, j, True), lambda c: add(c, i, j, False)]
-            return jax.lax.switch(verdict[i, j], visits, c), None
+            # Computed anew, or the branches would keep, of every tile, all that they look at.
+            return recomputed(lambda: jax.lax.switch(verdict[i, j], visits, c)), None
 
-        return jax.lax.scan(visit, carry, places)[0]
+        return jax.lax.scan(visit, carry, jnp.arange(route.plan.nq * route.plan.nk, dtype=jnp.int32))[0]
     assert route.lists is not None
     for tiles, masked in zip(route.lists, (False, True), strict=True):
         if len(tiles) == 1:

@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 from jattn import _walk
 from jattn._walk import walk
 
-WHOLE = _walk._mapped._budget()  # what one group of examples may take
+WHOLE = _walk._mapped._budget(jax.default_backend())  # what one group of examples may take
 
 
 @dataclasses.dataclass(frozen=True)

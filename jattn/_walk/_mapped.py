@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import batching
 
+from jattn._jax import batching
 from jattn._walk._primitive import Leaves, Walkable, abstract, insert, walk, walk_p
 from jattn._walk._shards import Levels
 
@@ -24,9 +24,20 @@ class Mapped(Walkable):
     @property
     def group(self) -> int:
         """How many examples run side by side."""
-        if self.fun.apart(self.mapped) and jax.default_backend() == "cpu":
+        if self.fun.apart(self.mapped) and self.platform == "cpu":
             return 1
-        return max(1, min(self.size, _budget() // max(1, self.fun.bytes)))
+        if self.fun.bytes == 0:
+            return self.size
+        at_once = max(1, _budget(self.platform) // self.fun.bytes)
+        # Of a symbolic batch nobody knows whether a group would be full: each example alone.
+        return min(self.size, at_once) if isinstance(self.size, int) else 1
+
+    @property
+    def platform(self) -> str:
+        return self.fun.platform
+
+    def for_platform(self, platform: str) -> Walkable:
+        return dataclasses.replace(self, fun=self.fun.for_platform(platform))
 
     def levels(self, operands: int, outputs: int) -> Levels:
         below = self.fun.levels(operands, outputs)
@@ -97,7 +108,7 @@ class Mapped(Walkable):
         examples = [xs[i] for i in places]
 
         def side_by_side(examples: Leaves) -> list[jax.Array]:
-            if len(examples[0]) == 1:
+            if examples[0].shape[0] == 1:
                 return [y[None] for y in fun(*insert(shared, places, [x[0] for x in examples]))]
             return jax.vmap(lambda *one: fun(*insert(shared, places, one)))(*examples)
 
@@ -105,10 +116,10 @@ class Mapped(Walkable):
             pairs = list(zip(ys, self.summed, strict=True))
             return [y.sum(0) for y, summed in pairs if summed], [y for y, summed in pairs if not summed]
 
-        groups, rest = divmod(self.size, self.group)
+        groups, rest = (1, 0) if self.group == self.size else divmod(self.size, self.group)
         total: list[jax.Array] = []
         stacked: list[jax.Array] = []
-        if groups > 1:
+        if groups != 1:
             grouped = [x[: groups * self.group].reshape(groups, self.group, *x.shape[1:]) for x in examples]
 
             def step(total: Leaves, group: Leaves) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -118,7 +129,7 @@ class Mapped(Walkable):
             first = jax.eval_shape(lambda g: add_up(side_by_side(g))[0], [x[0] for x in grouped])
             total, ys = jax.lax.scan(step, [jnp.zeros(x.shape, x.dtype) for x in first], grouped)
             stacked = [y.reshape(-1, *y.shape[2:]) for y in ys]
-        elif groups == 1:
+        else:
             total, stacked = add_up(side_by_side([x[: self.group] for x in examples]))
         if rest:
             more, ys = add_up(side_by_side([x[-rest:] for x in examples]))
@@ -149,7 +160,7 @@ def _example(aval: Any) -> Any:
 batching.primitive_batchers[walk_p] = _batching_rule
 
 
-def _budget() -> int:
+def _budget(platform: str) -> int:
     """Bytes of working set that may be in flight. A CPU core must find them in its caches; an accelerator
     wants every unit busy, and its memory is the only bound."""
-    return 8 * 2**20 if jax.default_backend() == "cpu" else 2**30
+    return 8 * 2**20 if platform == "cpu" else 2**30

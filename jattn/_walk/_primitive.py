@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import dispatch
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
 
+from jattn._jax import ManualAxisType, Primitive, ad, mlir, prim_requires_devices_during_lowering
 from jattn._walk._shards import Levels, kept_apart
 
 Leaves = Sequence[Any]
@@ -22,8 +20,17 @@ class Walkable:
     """A function of arrays to a list of arrays, hashable, with what `walk` has to know of it."""
 
     @property
+    def platform(self) -> str:
+        """What it is to run on: "cpu", or the name of an accelerator."""
+        return jax.default_backend()
+
+    def for_platform(self, platform: str) -> "Walkable":
+        """The same function, in the form that suits a platform. Asked where a program is lowered for one."""
+        return self
+
+    @property
     def bytes(self) -> int:
-        """The working set of one call: as many run side by side as the budget of `Mapped` holds."""
+        """The working set of one call: as many run side by side as the budget of `Mapped` holds; 0 for no bound."""
         return 0
 
     @property
@@ -116,7 +123,12 @@ def _compiled(fun: Walkable, *xs: Any) -> list[jax.Array]:
 
 walk_p = Primitive("walk")
 walk_p.multiple_results = True
-walk_p.def_impl(lambda *xs, fun: _compiled(fun, *xs))
+
+
+@walk_p.def_impl
+def _evaluate(*xs: Any, fun: Walkable) -> list[jax.Array]:
+    disabled: Any = jax.config
+    return fun.for_platform(jax.default_backend())(*xs) if disabled.jax_disable_jit else _compiled(fun, *xs)
 
 
 def abstract(*avals: Any, fun: Walkable) -> list[Any]:
@@ -131,10 +143,11 @@ def abstract(*avals: Any, fun: Walkable) -> list[Any]:
 def _alone(aval: Any) -> Any:
     """A type as one device sees it, on which values cannot vary, and which holds all of an array."""
     spec = jax.sharding.PartitionSpec(*[None] * len(aval.shape))
-    return aval.update(manual_axis_type=jax.sharding.ManualAxisType(), sharding=aval.sharding.update(spec=spec))
+    return aval.update(manual_axis_type=ManualAxisType(), sharding=aval.sharding.update(spec=spec))
 
 
-def _lower(ctx: Any, *xs: Any, fun: Walkable) -> Any:
+def _lower(ctx: Any, *xs: Any, fun: Walkable, platform: str) -> Any:
+    fun = fun.for_platform(platform)
     if not fun.collective:
         ctx = ctx.replace(avals_in=[*map(_alone, ctx.avals_in)], avals_out=[*map(_alone, ctx.avals_out)])
     run: Any = partial(_run, fun)
@@ -145,9 +158,11 @@ def _lower(ctx: Any, *xs: Any, fun: Walkable) -> Any:
 
 
 walk_p.def_abstract_eval(abstract)
-mlir.register_lowering(walk_p, _lower)
+# A program may be lowered for several platforms at once, to be exported: each gets its own form.
+for _platform in ("cpu", "cuda", "rocm", "tpu"):
+    mlir.register_lowering(walk_p, partial(_lower, platform=_platform), platform=_platform)
 # The rule asks which devices there are, to keep examples apart (`_shards`).
-dispatch.prim_requires_devices_during_lowering.add(walk_p)
+prim_requires_devices_during_lowering.add(walk_p)
 
 
 # Derivatives.
@@ -160,6 +175,13 @@ class _Derived(Walkable):
     fun: Walkable
     over: tuple[int, ...]
     n: int
+
+    @property
+    def platform(self) -> str:
+        return self.fun.platform
+
+    def for_platform(self, platform: str) -> Walkable:
+        return dataclasses.replace(self, fun=self.fun.for_platform(platform))
 
     @property
     def bytes(self) -> int:
@@ -217,13 +239,23 @@ def insert(rest: Leaves, over: tuple[int, ...], xs: Leaves) -> list[Any]:
     return full
 
 
+def _instantiated(x: Any) -> Any:
+    return _zeros(x.aval) if type(x) is ad.Zero else x
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _zeros(aval: Any) -> jax.Array:
+    """A program without arguments: made eagerly, zeros would be moved to the device, which a transfer guard minds."""
+    return ad.instantiate_zeros(ad.Zero(aval))
+
+
 def _jvp_rule(primals: Leaves, tangents: Leaves, *, fun: Walkable) -> tuple[list[Any], list[Any]]:
     out = walk(fun, *primals)
     if fun.names:
         out = [checkpoint_name(y, name) for y, name in zip(out, fun.names, strict=True)]
     over = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
     if set(over) <= fun.linear:  # then its derivative is itself
-        moved = [ad.instantiate_zeros(tangents[i]) if i in fun.linear else x for i, x in enumerate(primals)]
+        moved = [_instantiated(tangents[i]) if i in fun.linear else x for i, x in enumerate(primals)]
         return out, walk(fun, *moved)
     dots = [tangents[i] for i in over]
     own = fun.tangent(over)
@@ -239,7 +271,7 @@ def _transpose_rule(cts: Leaves, *operands: Any, fun: Walkable) -> list[Any]:
     shapes = tuple((a.shape, a.dtype) for a in avals)
     kept = [x for x in operands if not ad.is_undefined_primal(x)]
     transposed = fun.transposed(over, shapes, len(operands), len(cts))
-    out = iter(walk(transposed, *kept, *map(ad.instantiate_zeros, cts)))
+    out = iter(walk(transposed, *kept, *map(_instantiated, cts)))
     return [next(out) if i in over else None for i in range(len(operands))]
 
 

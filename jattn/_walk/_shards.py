@@ -6,17 +6,17 @@ where that axis is sharded, it gathers the examples at every step. `kept_apart` 
 examples is exchanged.
 """
 
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jattn._jax import ArrayMapping, Primitive, SdyShardingRule, custom_partitioning, mlir
 
 Fun = Callable[..., list[jax.Array]]
 
@@ -116,6 +116,14 @@ class _Words(NamedTuple):
         return jax.lax.bitcast_convert_type(x, self.dtype) if self.wide else x
 
 
+@contextlib.contextmanager
+def as_set(x64: bool, precision: Any) -> Iterator[None]:
+    """The settings of the caller, and, since this is what one device does, none of its meshes."""
+    no_mesh = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+    with jax.enable_x64(x64), jax.default_matmul_precision(precision), no_mesh:
+        yield
+
+
 # A function that is traced and lowered with the settings of the caller, in whatever thread that happens.
 set_p = Primitive("as_set")
 set_p.multiple_results = True
@@ -123,13 +131,13 @@ set_p.multiple_results = True
 
 @set_p.def_abstract_eval
 def _abstract(*avals: Any, fun: Fun, x64: bool, precision: Any) -> list[Any]:
-    with jax.enable_x64(x64), jax.default_matmul_precision(precision):
+    with as_set(x64, precision):
         return jax.make_jaxpr(fun)(*avals).out_avals
 
 
 @partial(mlir.register_lowering, set_p)
 def _lower(ctx: Any, *xs: Any, fun: Fun, x64: bool, precision: Any) -> Any:
-    with jax.enable_x64(x64), jax.default_matmul_precision(precision):
+    with as_set(x64, precision):
         return mlir.lower_fun(fun, multiple_results=True)(ctx, *xs)
 
 

@@ -193,7 +193,7 @@ def _asked(where: str, q: Any, cache: Any, mask: Any, sink: Any, scale: Any, len
             _checks.fail(ValueError, where, "sink must have the shape [] or [H]", remedy, sink=sink)
         sink = jnp.broadcast_to(sink, (H,)).reshape(Hkv, H // Hkv)
     dtype = _checks.wide(q, cache.store.k, cache.store.v)
-    scale = D**-0.5 if scale is None else _checks.scalar(where, "scale", scale, "Map over several with jax.vmap.")
+    scale = D**-0.5 if scale is None else _checks.scale(where, scale)
     n = per_row(where, "lengths", lengths, (B,), "[B]", "rows")
     positions = per_row(where, "q_positions", q_positions, (B, T), "[B, T]", "tokens")
     t = jnp.arange(T, dtype=jnp.int32)[None]

@@ -53,7 +53,9 @@ class Spans(NamedTuple):
     def of(self, x: Any, reduce: Callable[..., Any]) -> Any:
         """`reduce(rows, axis=)` of each tile's rows of an array that has one entry a row."""
         n = self.first.size
-        if n * self.size == x.shape[0] and (self.first.ravel() == np.arange(n) * self.size).all():
+        # Of a symbolic number of tiles each is whole, and nothing about them is known yet.
+        whole = isinstance(self.first, jax.Array) or (self.first.ravel() == np.arange(n) * self.size).all()
+        if n * self.size == x.shape[0] and whole:
             rows = x.reshape(n, self.size)
         else:
             rows = x[np.minimum(self.first.reshape(n, 1) + np.arange(self.size), self.last.reshape(n, 1))]
@@ -223,4 +225,10 @@ def count(where: str, name: str, n: Any, unit: str) -> jax.Array | int:
     if x.ndim:
         remedy = "Pass one; map over a batch of them with jax.vmap."
         _checks.fail(ValueError, where, f"{name} must be a scalar", remedy, **{name: x})
-    return jnp.clip(x, 0, min(most, jnp.iinfo(x.dtype).max)).astype(jnp.int32)
+    return _clipped(x)
+
+
+@jax.jit
+def _clipped(n: jax.Array) -> jax.Array:
+    """From 0 to the largest int32. Compiled, since eagerly the bounds would be moved, which transfer guards refuse."""
+    return jnp.clip(n, 0, min(jnp.iinfo(jnp.int32).max, jnp.iinfo(n.dtype).max)).astype(jnp.int32)

@@ -73,6 +73,7 @@ def blocks(
     if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != D or list(k.shape[:-3]) != batch:
         remedy = "Give q and k the same *B and D, k and v the same *B, S and Hkv."
         _checks.fail(ValueError, where, "q, k and v must fit each other", remedy, q=q, k=k, v=v)
+    _checks.width(where, "D", q=q, k=k)
     if Hkv == 0 or H % Hkv:
         remedy = "Each key/value head serves the same number of query heads."
         _checks.fail(ValueError, where, "H must be a multiple of Hkv", remedy, q=q, k=k)
@@ -90,7 +91,7 @@ def blocks(
             _checks.fail(ValueError, where, "sink must have the shape [] or [H]", remedy, sink=sink)
         sink = sink if sink.ndim == 0 else sink.reshape(Hkv, H // Hkv)
     if scale is not None:
-        scale = _checks.scalar(where, "scale", scale, "Map over several with jax.vmap.")
+        scale = _checks.scale(where, scale)
     q_here, k_here, orders = _positions(where, axis_name, size, (q, k), mask, score, (q_pos, k_pos), q_whole)
     flat = int(np.prod(batch, dtype=int))
     grouped = jnp.moveaxis(q.reshape(flat, T, Hkv, H // Hkv, D), 1, 3)

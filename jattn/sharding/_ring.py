@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._numerics import below, finite_or_zero
+from jattn._values import recomputed
 from jattn._walk import Mapped, Walkable, walk
 from jattn.blockwise import Fold
 from jattn.derivatives import Cotangents, Tangents
@@ -109,11 +110,19 @@ class _Around(Walkable):
     def collective(self) -> bool:
         return True
 
+    @property
+    def platform(self) -> str:
+        return self.heads.plan.platform
+
+    def for_platform(self, platform: str) -> Walkable:
+        heads = dataclasses.replace(self.heads, plan=self.heads.plan.for_platform(platform))
+        return dataclasses.replace(self, heads=heads)
+
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         return self.run(lambda hop: hop, *xs)
 
     def smooth(self, *xs: jax.Array) -> list[jax.Array]:
-        return self.run(lambda hop: jax.checkpoint(hop, static_argnums=1), *xs)
+        return self.run(lambda hop: lambda carry, stride: recomputed(lambda: hop(carry, stride)), *xs)
 
     def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         raise NotImplementedError
