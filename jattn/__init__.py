@@ -13,11 +13,13 @@ masks                   whether a query and a key meet
 scores                  what a meeting is worth
 sharding                many devices: ring, all-to-all, gather, tree inside jax.shard_map
 reference               the definition, dense, on one page
+CHECKPOINT_NAMES        what a policy of jax.checkpoint saves, so that a gradient does not attend again
 """
 
 from jattn import cache, flow, heads, masks, positions, reference, scores, sharding
 from jattn._softmax import log_softmax, softmax
 from jattn.batch import dot_product_attention
+from jattn.blockwise import CHECKPOINT_NAMES
 from jattn.door import attention, explain, weights_of
 from jattn.partials import merge
 from jattn.reference import Steps
@@ -25,6 +27,7 @@ from jattn.reference import Steps
 __version__ = "0.1.0"
 
 __all__ = [
+    "CHECKPOINT_NAMES",
     "Steps",
     "attention",
     "cache",

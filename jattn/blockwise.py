@@ -30,6 +30,10 @@ from jattn.tiles import (
     worth,
 )
 
+CHECKPOINT_NAMES = ("jattn_out", "jattn_max", "jattn_log_sum")
+"""The names by which a policy of `jax.checkpoint` saves what attention returns, so that no gradient attends again:
+`jax.checkpoint_policies.save_only_these_names(*jattn.CHECKPOINT_NAMES)`. out, and the two summands of lse."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Fold(Walkable):

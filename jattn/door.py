@@ -15,7 +15,7 @@ from jattn import _asked, _checks, masks, reference, scores
 from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
 from jattn._values import Closed, close
 from jattn._walk import walk
-from jattn.blockwise import Fold
+from jattn.blockwise import CHECKPOINT_NAMES, Fold
 from jattn.derivatives import Tangents
 from jattn.masks import Mask
 from jattn.reference import Steps
@@ -189,6 +189,10 @@ class _Attend(Fold):
     @property
     def constant(self) -> frozenset[int]:
         return frozenset({1})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return CHECKPOINT_NAMES
 
     def tangent(self, over: tuple[int, ...]) -> Tangents:
         return Tangents(self.plan, self.tree, over)

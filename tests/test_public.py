@@ -17,6 +17,7 @@ import pytest
 import jattn
 
 ALL = [
+    "CHECKPOINT_NAMES",
     "Steps",
     "attention",
     "cache",

@@ -288,7 +288,7 @@ def test_saved_names_spare_a_second_round():
 
     plain = permutes(None)["collective-permute"][0]
     assert plain == 3 * (7 * 2 + 7 * 4 + 2)
-    named = jax.checkpoint_policies.save_only_these_names(*sharding.NAMES)
+    named = jax.checkpoint_policies.save_only_these_names(*jattn.CHECKPOINT_NAMES)
     assert permutes(named)["collective-permute"][0] == plain
     assert permutes(jax.checkpoint_policies.nothing_saveable)["collective-permute"][0] == plain + 3 * 7 * 2
 

@@ -11,18 +11,15 @@ ring_all_to_all     heads among some devices, a ring through the others
 attention           any of them over global arrays, given a mesh and a spec
 zigzag, unzigzag    the order of rows that balances causal work
 plan                what each would send, hold and compute, and which to take
-NAMES               what `jax.checkpoint` may save, so that a gradient does not go round once more
 
 Partial attentions are a monoid: a ring is a fold over devices, with the masks, scores, sinks and derivatives of one.
 """
 
 from jattn.sharding._mesh import attention, unzigzag, zigzag
 from jattn.sharding._plan import Cost, Plan, plan
-from jattn.sharding._ring import NAMES
 from jattn.sharding._schemes import all_to_all, gather, ring, ring_all_to_all, tree
 
 __all__ = [
-    "NAMES",
     "Cost",
     "Plan",
     "all_to_all",

@@ -21,12 +21,9 @@ import jax.numpy as jnp
 from jattn._numerics import below, finite_or_zero
 from jattn._values import recomputed
 from jattn._walk import Mapped, Walkable, walk
-from jattn.blockwise import Fold
+from jattn.blockwise import CHECKPOINT_NAMES, Fold
 from jattn.derivatives import Cotangents, Tangents
 from jattn.tiles import Plan
-
-NAMES = ("jattn_out", "jattn_max", "jattn_log_sum")
-"""What `jax.checkpoint` may save of a call, so that its gradient does not go round the ring once more."""
 
 Levels = tuple[bool, bool, bool]
 EACH: Levels = (True, True, True)
@@ -138,7 +135,7 @@ class Ring(_Around):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return NAMES
+        return CHECKPOINT_NAMES
 
     def tangent(self, over: tuple[int, ...]) -> Walkable:
         return RingTangents(self.heads, self.way, over)
