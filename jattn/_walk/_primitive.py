@@ -21,7 +21,7 @@ class Walkable:
 
     @property
     def platform(self) -> str:
-        """What it is to run on: "cpu", or the name of an accelerator."""
+        """What it is to run on: "cpu", "tpu" or "gpu", as `jax.default_backend` calls them."""
         return jax.default_backend()
 
     def for_platform(self, platform: str) -> "Walkable":
@@ -127,8 +127,8 @@ walk_p.multiple_results = True
 
 @walk_p.def_impl
 def _evaluate(*xs: Any, fun: Walkable) -> list[jax.Array]:
-    disabled: Any = jax.config
-    return fun.for_platform(jax.default_backend())(*xs) if disabled.jax_disable_jit else _compiled(fun, *xs)
+    config: Any = jax.config
+    return fun.for_platform(jax.default_backend())(*xs) if config.jax_disable_jit else _compiled(fun, *xs)
 
 
 def abstract(*avals: Any, fun: Walkable) -> list[Any]:
@@ -159,8 +159,9 @@ def _lower(ctx: Any, *xs: Any, fun: Walkable, platform: str) -> Any:
 
 walk_p.def_abstract_eval(abstract)
 # A program may be lowered for several platforms at once, to be exported: each gets its own form.
-for _platform in ("cpu", "cuda", "rocm", "tpu"):
-    mlir.register_lowering(walk_p, partial(_lower, platform=_platform), platform=_platform)
+mlir.register_lowering(walk_p, partial(_lower, platform="gpu"))
+mlir.register_lowering(walk_p, partial(_lower, platform="cpu"), platform="cpu")
+mlir.register_lowering(walk_p, partial(_lower, platform="tpu"), platform="tpu")
 # The rule asks which devices there are, to keep examples apart (`_shards`).
 prim_requires_devices_during_lowering.add(walk_p)
 
