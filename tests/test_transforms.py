@@ -309,7 +309,7 @@ def ingredients(name):
     yield from {("bias", of_bias[0])} if "bias" in moves else ()
     yield from given.keys() & {"dropout_key", "q_positions"}
     kind = "dense" if isinstance(given.get("mask"), np.ndarray) else "of values"
-    when = "traced" if "mask" in traced or "mask" in fixed and "q_positions" in traced else "known"
+    when = "traced" if "mask" in traced or ("mask" in fixed and "q_positions" in traced) else "known"
     yield f"mask {kind}, {when}" if "mask" in given else "no mask"
     yield from () if score is None else {"score of scalars" if score in ("soft cap", "learned") else "score of tiles"}
 
@@ -321,7 +321,7 @@ def test_every_ingredient_is_asked_every_order_and_every_transform_of_several_ca
             of.setdefault(ingredient, set()).update(transforms)
         for transform in transforms:
             asked[transform] += 1
-    assert len(of) == 13, of.keys()
+    assert len(of) == 14, of.keys()
     for ingredient, transforms in of.items():
         assert transforms.issuperset(FIRST + SECOND), ingredient
     assert min(asked.values()) >= 3, asked
