@@ -1,10 +1,12 @@
 """What holds for every test: strict promotion, eight devices on a CPU, float32 arithmetic in float32."""
 
+import functools
 import os
 
 import hypothesis
 import jax
 import pytest
+from jax._src import compiler
 
 # Before any backend is used. On a machine with an accelerator the tests run there: JAX_PLATFORMS decides, as ever.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -39,11 +41,42 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_protocol(item):
     """Around a whole test, its fixtures included."""
     quick = item.get_closest_marker("structure") is not None and not item.config.option.all
+    if options and not quick:
+        jax.clear_caches()  # nothing that was compiled cheaply is run where what users run is tested
     jax.config.update("jax_disable_most_optimizations", quick)
-    try:
-        return (yield)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+    options.clear()
+    options.update(plain() if quick else {})
+    return (yield)
+
+
+@functools.cache
+def plain():
+    """On a CPU compiling takes a quarter of the time with the older emitters of kernels and one LLVM module a program.
+
+    Newer compilers have no older emitters: what this one does not know is left out.
+    """
+
+    def known(name, value):
+        try:
+            jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
+
+    both = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+    return {name: value for name, value in both.items() if known(name, value)}
+
+
+options = {}  # of the test that runs
+of_jax = compiler.get_compile_options
+
+
+def compile_options(*args, env_options_overrides=None, **how):
+    """Those of jax and ours. No public setting reaches every program of some tests (XLA_FLAGS is read once)."""
+    return of_jax(*args, env_options_overrides=options | dict(env_options_overrides or {}), **how)
+
+
+compiler.get_compile_options = compile_options
 
 
 hypothesis.settings.register_profile("here", deadline=None, max_examples=25)

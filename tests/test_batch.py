@@ -70,6 +70,7 @@ CASES = {
 VALUES_ONLY = {"lengths of keys", "window of one number"} | {name for name in CASES if " for all " in name}
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_what_jax_nn_gives_and_so_is_its_gradient(name):
     """In float32: jax.nn takes its softmax in float32 even of float64."""
@@ -89,12 +90,14 @@ OTHER = {
 }
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("name", OTHER)
 def test_in_every_shape(name):
     ours, theirs = both(batch(np.float32, **OTHER[name]), is_causal="causal" in name, gradients="one" in name)
     assert_close(ours, theirs, ulps=32)
 
 
+@pytest.mark.structure
 def test_unbatched_with_every_option():
     x = batch(np.float32, query=(T, N, D), key=(S, K, D), value=(S, K, D))
     options = {"bias": normal(N, T, S, seed=7, dtype=np.float32), "mask": allowed(1, T, S), "local_window_size": 9}
@@ -102,6 +105,7 @@ def test_unbatched_with_every_option():
     assert_close(ours, theirs, ulps=32)
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("lengths", [{}, {"query_seq_lengths": np.array([2, T, 7], np.int32)}])
 def test_the_residual_is_that_of_jax_nn_where_something_is_met(lengths):
     x = batch(np.float32)
@@ -117,6 +121,7 @@ def test_the_residual_is_that_of_jax_nn_where_something_is_met(lengths):
     assert (np.asarray(lse)[~filled] == -np.inf).all()
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_each_head_is_the_definition():
     """In float64, with all that jax.nn does not have: Dv ≠ D, sinks, scores, positions, masks as values."""
@@ -140,6 +145,7 @@ def test_each_head_is_the_definition():
             assert_close((out[b, :, n], lse[b, :, n]), want, ulps=32)
 
 
+@pytest.mark.structure
 def test_a_mask_may_be_a_value():
     x = batch(np.float32)
     length = masks.lengths(k=9)

@@ -60,6 +60,7 @@ def alibi(x, t, s):
 # Exactness.
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("seen", ["all", "causal", "window, lengths, score"])
 def test_in_float64_it_is_the_definition_to_second_order(seen):
@@ -123,6 +124,7 @@ def test_the_error_is_a_few_roundings_and_of_half_precision_one(dtype, of_values
         assert_close(got, want[name], ulps=of_gradients, scale=bound[name])
 
 
+@pytest.mark.structure
 def test_the_output_has_the_dtype_of_v():
     q, k, v = (jnp.asarray(x, jnp.float32) for x in qkv())
     for a in (jnp.float16, jnp.bfloat16, jnp.float32):
@@ -250,6 +252,7 @@ def test_a_row_that_meets_nothing_but_its_sink_gives_zeros_and_the_sink():
     assert_close(got["tangent"][1], np.cos(np.arange(T)), ulps=4)  # the tangent of the sink itself
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "shape",
@@ -273,6 +276,7 @@ def test_every_size_has_an_answer_and_its_derivatives(shape):
     assert lse.shape == (shape.get("T", T),)
 
 
+@pytest.mark.structure
 def test_no_columns_of_values():
     q, k, v = qkv(Dv=1, dtype=np.float32)
     out, lse = jax.jit(lambda *x: jattn.attention(*x, return_lse=True))(q, k, v[:, :0])
@@ -366,6 +370,7 @@ def test_float16_to_its_limit_runs_under_jit():
 # The order of things.
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_scale_then_score_then_bias_then_mask_then_sink():
     q, k, v = qkv(T=1, S=4, D=2, Dv=3)
@@ -404,6 +409,7 @@ def test_the_scale_is_one_over_the_root_of_the_width_unless_given():
     assert_close(f(q, k, v, scale=np.float32(0)), np.broadcast_to(v.mean(0), (T, Dv)), ulps=8)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_the_gradient_of_lse_is_the_weights():
     q, k, v = qkv()
@@ -412,6 +418,7 @@ def test_the_gradient_of_lse_is_the_weights():
     assert_close(dbias, jattn.explain(q, k, v, bias=bias).weights, ulps=8)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_a_score_may_close_over_arrays_and_has_its_gradient():
     q, k, v = qkv()
@@ -436,6 +443,7 @@ def test_a_score_may_close_over_arrays_and_has_its_gradient():
 # Positions.
 
 
+@pytest.mark.structure
 def test_where_lengths_differ_positions_must_be_given_to_what_looks_at_them():
     q, k, v = qkv(dtype=np.float32)
     causal, score = {"mask": masks.causal()}, {"score": alibi}
@@ -452,6 +460,7 @@ def test_where_lengths_differ_positions_must_be_given_to_what_looks_at_them():
         assert jax.eval_shape(lambda *x, o=blind: jattn.attention(*x, **o), q, k, v).shape == (T, Dv)
 
 
+@pytest.mark.structure
 def test_where_lengths_agree_both_count_from_zero():
     q, k, v = qkv(S=T, dtype=np.float32)
     places = {"q_positions": np.arange(T), "k_positions": np.arange(T)}
@@ -473,6 +482,7 @@ def test_only_the_distance_of_positions_counts():
 # Explain.
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_explain_is_attention_step_by_step():
     q, k, v = qkv()
@@ -489,6 +499,7 @@ def test_explain_is_attention_step_by_step():
     assert_close(steps.out, jax.jit(lambda *x: jattn.attention(*x, **options))(q, k, v), ulps=8)
 
 
+@pytest.mark.structure
 def test_explain_is_a_pytree_through_jit_vmap_and_grad():
     q, k, v = (np.stack(x) for x in zip(*(qkv(seed, dtype=np.float32) for seed in range(3)), strict=True))
     batch = jax.jit(jax.vmap(jattn.explain))(q, k, v)
@@ -505,6 +516,7 @@ def test_explain_is_a_pytree_through_jit_vmap_and_grad():
 # Refusals; the words are in test_messages.
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_, np.complex64])
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 def test_only_real_numbers_attend(which, dtype):
@@ -514,6 +526,7 @@ def test_only_real_numbers_attend(which, dtype):
         jattn.attention(**x)
 
 
+@pytest.mark.structure
 def test_boolean_is_mask_and_real_is_bias():
     q, k, v = qkv(dtype=np.float32)
     with pytest.raises(TypeError, match="bias must be floating point"):
@@ -524,6 +537,7 @@ def test_boolean_is_mask_and_real_is_bias():
     np.testing.assert_array_equal(*same)
 
 
+@pytest.mark.structure
 def test_masks_and_biases_and_sinks_broadcast():
     q, k, v = qkv(dtype=np.float32)
     bias, mask, sinks = normal(T, S, seed=7, dtype=np.float32), pairs(), normal(T, seed=9, dtype=np.float32)

@@ -13,6 +13,8 @@ from _inputs import assert_close, normal
 
 from jattn import masks
 
+pytestmark = pytest.mark.structure
+
 T, S, E, H, D, B = 7, 11, 12, 3, 4, 2
 CAUSAL = np.tril(np.ones((T, T), bool))
 HOSTS = {"flax": "flax", "equinox": "equinox", "haiku": "haiku"}

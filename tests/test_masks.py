@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import jattn
 from jattn import masks, reference
 
+pytestmark = pytest.mark.structure
+
 t, s = np.arange(T)[:, None], np.arange(S)[None, :]
 q_places, k_places = np.arange(T, dtype=np.int32) * 2 % 11 - 3, np.arange(S, dtype=np.int32) * 5 % 13 - 4
 here, there = q_places[:, None], k_places[None, :]

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 zoo = importlib.import_module("model_zoo")
 # What transformers and torch warn of in their own code is not ours to mend.
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.structure]
 
 LAYERS = {model: 4 if model == "T5" else 2 for model in zoo.zoo.CONFIGS}
 

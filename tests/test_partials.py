@@ -89,6 +89,7 @@ def test_attention_over_the_union_is_the_merge_in_any_order(by_masks, cuts, data
     assert_close(pages[0], whole, ulps=8)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_the_derivative_of_the_merge_is_that_of_attention_over_the_union():
     q, k, v = qkv()
@@ -111,6 +112,7 @@ def test_the_derivative_of_the_merge_is_that_of_attention_over_the_union():
     assert_close(derivatives(pages), derivatives(whole), ulps=64)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_derivatives_agree_with_finite_differences_to_second_order():
     args = ((normal(2, 3), normal(2, seed=1)), (normal(2, 3, seed=2), normal(2, seed=3)))

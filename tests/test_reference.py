@@ -13,6 +13,8 @@ from test_floors import FLOORS
 
 from jattn import door, reference
 
+pytestmark = pytest.mark.structure
+
 PLACES = positions()
 
 

@@ -79,6 +79,7 @@ def test_a_matrix_of_equal_diagonals(n, m):
     np.testing.assert_array_equal(scores._relative._toeplitz(diagonals, n), j - i + n - 1)
 
 
+@pytest.mark.structure
 @given(st.integers(1, 64), st.integers(1, 300), st.booleans())
 def test_the_buckets_are_those_of_t5(n, more, both):
     n *= 4 if both else 2
@@ -118,6 +119,7 @@ MADE = {  # a score inside a function of what it learns
 }
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", MADE)
 def test_a_gradient_of_a_function_that_builds_the_score_inside(name):
@@ -139,6 +141,7 @@ def test_a_gradient_of_a_function_that_builds_the_score_inside(name):
     assert_close(every(ours), every(dense), ulps=256, scale=30)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_numbers_agree_with_differences():
     q, k, v = qkv(T=T, S=T)
@@ -156,6 +159,7 @@ def test_a_score_of_each_head_is_the_same_score_mapped():
     assert_close(got, jnp.stack([head(*x) for x in zip(q, k, v, slopes, strict=True)]), ulps=8)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_where_positions_have_gaps_the_far_path_is_taken():
     """Packed rows begin again in the middle of a tile."""
@@ -185,6 +189,7 @@ def test_a_score_is_a_pytree_whose_structure_is_hashable():
     assert jax.tree.structure(near) != jax.tree.structure(far)
 
 
+@pytest.mark.structure
 def test_which_scores_look_at_positions():
     looks = [
         scores.alibi(1.0),
@@ -220,6 +225,7 @@ def compiled(call, *args):
     return _walk._primitive._compiled._cache_size() - before
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize(
     "make",
     [
@@ -239,6 +245,7 @@ def test_a_score_that_is_written_anew_is_not_compiled_anew(make):
     assert compiled(lambda c: jax.grad(lambda q: jattn.attention(q, k, v, score=make(c)).sum())(q), 2.0, 3.0) == 0
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize(
     "make",
     [

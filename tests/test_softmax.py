@@ -106,6 +106,7 @@ def test_the_second_derivative_of_a_saturated_row_is_right():
     assert relative(second(jax.nn.softmax), want) > 1e5
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", OURS)
 def test_derivatives_agree_with_finite_differences_in_both_modes_to_second_order(name):

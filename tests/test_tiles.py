@@ -56,7 +56,8 @@ def verdicts(plan, x):
 sizes = st.tuples(st.sampled_from([4, 5, 13]), st.sampled_from([3, 8, 17]))
 
 
-@settings(max_examples=60)
+@pytest.mark.structure
+@settings(max_examples=30)
 @given(trees, sizes, st.booleans())
 def test_a_verdict_is_never_wrong(tree, sizes, placed):
     mask, booleans = tree
@@ -89,6 +90,7 @@ EXACT = {
 }
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", EXACT)
 def test_each_tile_that_may_meet_is_visited_once_and_no_other(name, traced):
@@ -154,6 +156,7 @@ def pattern(rate, *, T=67, S=71, key=KEY, tile=None):
     return np.asarray(jax.jit(lambda: jattn.attention(zeros, jnp.zeros((S, D)), jnp.eye(S), **options))()) * S
 
 
+@pytest.mark.structure
 def test_dropout_has_one_pattern_whatever_the_tile():
     want = pattern(0.4)
     for tile in ((16, 16), (32, 16), (16, 48), (80, 80)):
@@ -165,6 +168,7 @@ def test_dropout_has_one_pattern_whatever_the_tile():
     assert ((pattern(0.4, key=KEY + 1) > 0) != (want > 0)).mean() > 0.3
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_drops_its_share_and_makes_up_for_it(rate):
     found = pattern(rate)
@@ -179,6 +183,7 @@ def test_dropout_drops_its_share_and_makes_up_for_it(rate):
     assert len(np.unique(cells, axis=0)) == 16, "no two cells are drawn alike"
 
 
+@pytest.mark.structure
 def test_dropout_does_not_change_the_mean_nor_lse():
     q, k, v = qkv(T=19, S=23, dtype=np.float32)
     f = lambda key: jattn.attention(  # noqa: E731
@@ -200,6 +205,7 @@ def test_a_rate_of_zero_drops_nothing():
     assert_close(got, want, ulps=4)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_each_derivative_drops_the_same_weights():
     """By linearity in the values, and by finite differences to second order."""
@@ -223,6 +229,7 @@ def test_each_derivative_drops_the_same_weights():
     check_grads(f, (q, k, v), order=2, atol=1e-5, rtol=1e-5, eps=1e-5)
 
 
+@pytest.mark.structure
 def test_each_head_and_each_example_has_a_pattern_of_its_own():
     query, key = jnp.zeros((2, 19, 4, D)), jnp.zeros((2, 23, 2, D))
     value = jnp.broadcast_to(jnp.eye(23)[:, None], (2, 23, 2, 23))

@@ -12,6 +12,8 @@ from _inputs import normal
 import jattn
 from jattn import masks, scores
 
+pytestmark = pytest.mark.structure
+
 torch = pytest.importorskip("torch")
 
 SIZES = [(13, 13, 5, 3), (67, 67, 7, 7)]

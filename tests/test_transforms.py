@@ -1,8 +1,11 @@
 """Every transform × every input: attention in tiles is the definition under the same transform, in float64 to 1e-12.
 
 A case of either kind is one line. Everything that a case is asked is compiled as one program, in tiles of 16 × 16, so
-that full tiles, padded tiles, tiles with a mask and tiles that are skipped all occur.
+that full tiles, padded tiles, tiles with a mask and tiles that are skipped all occur. Most of the time is compiling:
+`make test` asks covering pairs, every ingredient all orders and every transform several cases; `--all` the product.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -99,33 +102,30 @@ def in_tiles(name, traced):
 
 
 def written_out(name):
-    """What a case gives in words, dense: the pairs that meet, positions, the factor of dropout, which score."""
-    _, (T, S), _, score, traced, fixed = CASES[name]
+    """What a case gives in words, dense: the pairs that meet, positions, the factor of dropout."""
+    _, (T, S), *_, traced, fixed = CASES[name]
     options = {**fixed, **traced}
     at = {"q_positions": np.arange(T, dtype=np.int32), "k_positions": np.arange(S, dtype=np.int32)}
     at |= {n: options[n] for n in at if n in options}
     mask, factor = options.get("mask", np.ones((T, S), bool)), np.ones((T, S))
     if isinstance(mask, masks.Mask):
-        mask = np.asarray(masks.to_dense(mask, T, S, **at))
+        mask = np.asarray(jax.jit(lambda: masks.to_dense(mask, T, S, **at))())
     if "dropout_key" in options:  # equal weights, and of each value its own column: the pattern comes out
         out = jattn.attention(np.zeros((T, D)), np.zeros((S, D)), np.eye(S), **DROPOUT)
         factor = np.where(np.asarray(out) > 0.5 / S, 1 / 0.7, 0)
         assert 0.6 < (factor > 0).mean() < 0.8
-    return {"mask": mask, "factor": factor, "score": list(SCORES).index(score), **at}
+    return {"mask": mask, "factor": factor, **at}
 
 
-def by_definition(dense):
-    """The same function, one for all cases of a size."""
+def by_definition(score, dense):
+    """The same function, one for all cases of a size and a score."""
 
     def f(x):
-        def score(a, t, s):
-            return jnp.stack([score(x)(a, t, s) for score in SCORES.values()])[dense["score"]]
-
         at = {n: dense[n] for n in ("mask", "q_positions", "k_positions")}
         # A sink for all and one for each row: of two, one is −∞ here.
         sink = jnp.maximum(x["sink"], x["one sink"])
         (_, _, weights, _), lse = reference.steps(
-            x["q"], x["k"], x["v"], bias=x["bias"], sink=sink, scale=x["scale"], score=score, **at
+            x["q"], x["k"], x["v"], bias=x["bias"], sink=sink, scale=x["scale"], score=SCORES[score](x), **at
         )
         return (weights * dense["factor"]) @ x["v"], lse
 
@@ -190,7 +190,42 @@ TRANSFORMS = {
 }
 
 
-# The dearest to compile, and the cases that differ most.
+# Which are asked of which. Every case: the first order in both modes, and the pairing of the two.
+
+FIRST = ("value", "grad", "linearize")
+SECOND = ("jvp of grad", "grad of jvp", "grad of grad")
+MORE = {
+    "nothing": ("jacfwd", "hessian", "scan"),
+    "one tile": (*SECOND, "vmap"),
+    "causal": (*SECOND, "jacrev"),
+    "window": ("jvp of grad", "checkpoint"),
+    "lengths": ("grad of grad", "scan"),
+    "lengths, traced": (*SECOND, "hessian", "vmap of grad"),
+    "dense mask": (*SECOND, "jacfwd", "jacrev"),
+    "algebra": ("grad of jvp", "vmap of grad"),
+    "positions, traced": ("grad of grad", "jacrev"),
+    "bias": (*SECOND, "vmap"),
+    "bias for all queries": (*SECOND, "third order", "vmap of grad"),
+    "sink": (*SECOND, "checkpoint"),
+    "one sink": (*SECOND, "third order"),
+    "soft cap": (*SECOND, "jvp"),
+    "learned score": (*SECOND, "third order", "scan"),
+    "prefix": ("jvp of grad",),
+    "segments, traced": ("grad of jvp", "vmap of grad"),
+    "chunked and dilated": ("grad of grad",),
+    "blocks": ("grad of jvp",),
+    "where": ("jvp of grad", "hessian"),
+    "relative bias": ("grad of jvp", "vmap"),
+    "distance bias": ("grad of grad",),
+    "soft cap and alibi": ("jvp of grad", "checkpoint", "jacfwd"),
+    "temperature": ("grad of jvp", "jvp"),
+    "dropout": (*SECOND, "jvp"),
+    "everything": (*SECOND, "scan", "vmap of grad"),
+}
+COVERING = {name: (*FIRST, *MORE[name]) for name in CASES}
+
+
+# The whole product. The dearest to compile, and the cases that differ most.
 DEAR = {"third order", "hessian", "checkpoint"}
 IN_FULL = {"nothing", "lengths, traced", "bias for all queries", "learned score", "everything"}
 
@@ -201,10 +236,10 @@ IN_BRIEF |= {"relative bias", "distance bias", "soft cap and alibi", "temperatur
 TELLING = {"value", "grad", "linearize", "jvp of grad", "grad of grad", "vmap of grad"}
 
 
-def asked(name):
+def product(name):
     if name in IN_BRIEF:
-        return {n: TRANSFORMS[n] for n in TRANSFORMS if n in TELLING}
-    return {n: transform for n, transform in TRANSFORMS.items() if n not in DEAR or name in IN_FULL}
+        return [n for n in TRANSFORMS if n in TELLING]
+    return [n for n in TRANSFORMS if n not in DEAR or name in IN_FULL]
 
 
 def assert_equal(got, want, where):
@@ -227,30 +262,69 @@ def only(names, tree):
     return tuple(only(names, a) for a in tree) if isinstance(tree, tuple) else tree
 
 
-@jax.jit
-def definition(x, x_dot, dense):
-    return {n: transform(by_definition(dense), x, x_dot) for n, transform in TRANSFORMS.items()}
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def definition(transform, score, x, x_dot, dense):
+    return TRANSFORMS[transform](by_definition(score, dense), x, x_dot)
 
 
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", CASES)
-def test_every_transform_is_that_of_the_definition(name):
-    moves, *_, traced, _ = CASES[name]
+def assert_as_defined(name, asked):
+    """What a case is asked, in tiles and by the definition."""
+    moves, _, _, score, traced, _ = CASES[name]
 
     @jax.jit
     def ours(x, x_dot, traced):
         f = in_tiles(name, traced)
-        every = {n: transform(f, x, x_dot) for n, transform in asked(name).items()}
-        (out, lse), pull = jax.vjp(f, x)
-        w = jnp.sin(out), jnp.where(lse == -jnp.inf, 0, jnp.cos(lse))
-        return every, (dot(w, every["linearize"]), dot(*pull(w), x_dot))
+        every = {n: TRANSFORMS[n](f, x, x_dot) for n in asked}
+        w = jax.grad(weigh, (0, 1))(*every["value"])  # what the loss asks of out and lse
+        return every, (dot(w, every["linearize"]), dot(every["grad"], x_dot))
 
     x, x_dot = movers(name)
+    dense = written_out(name)
     got, (w_j, j_w) = ours(only(moves, x), only(moves, x_dot), traced)
-    want = definition(x, x_dot, written_out(name))
-    for transform in got:
-        assert_equal(got[transform], only(moves, want[transform]), transform)
+    for transform in asked:
+        want = definition(transform, score, x, x_dot, dense)
+        assert_equal(got[transform], only(moves, want), transform)
     assert abs(w_j - j_w) <= EXACT * abs(w_j), "the pairing ⟨w, Jv⟩ = ⟨Jᵀw, v⟩"
+
+
+@pytest.mark.structure
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", CASES)
+def test_every_transform_is_that_of_the_definition(name):
+    assert_as_defined(name, COVERING[name])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", CASES)
+def test_of_every_case_every_transform_is_that_of_the_definition(name):
+    assert_as_defined(name, [n for n in product(name) if n not in MORE[name]])
+
+
+def ingredients(name):
+    """What a case is made of beside q, k and v."""
+    moves, _, of_bias, score, traced, fixed = CASES[name]
+    given = fixed | traced
+    yield from moves - {"q", "k", "v", "bias"}
+    yield from {("bias", of_bias[0])} if "bias" in moves else ()
+    yield from given.keys() & {"dropout_key", "q_positions"}
+    kind = "dense" if isinstance(given.get("mask"), np.ndarray) else "of values"
+    when = "traced" if "mask" in traced or ("mask" in fixed and "q_positions" in traced) else "known"
+    yield f"mask {kind}, {when}" if "mask" in given else "no mask"
+    yield from () if score is None else {"score of scalars" if score in ("soft cap", "learned") else "score of tiles"}
+
+
+def test_every_ingredient_is_asked_every_order_and_every_transform_of_several_cases():
+    of, asked = {}, dict.fromkeys(TRANSFORMS, 0)
+    for name, transforms in COVERING.items():
+        for ingredient in ingredients(name):
+            of.setdefault(ingredient, set()).update(transforms)
+        for transform in transforms:
+            asked[transform] += 1
+    assert len(of) == 14, of.keys()
+    for ingredient, transforms in of.items():
+        assert transforms.issuperset(FIRST + SECOND), ingredient
+    assert min(asked.values()) >= 3, asked
 
 
 def test_what_differs_by_a_billionth_is_seen():
@@ -264,6 +338,7 @@ def test_what_differs_by_a_billionth_is_seen():
 # Loops and maps.
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_every_second_derivative_of_a_scan_that_attends():
     """Reverse over reverse too: each step's rule must outlive the scan's own taking apart."""
@@ -292,6 +367,7 @@ BATCH = {
 }
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", BATCH)
 def test_over_some_arguments_and_any_axis(name):
@@ -323,6 +399,7 @@ def test_over_some_arguments_and_any_axis(name):
         assert_equal(got[transform], want[transform], transform)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_a_batch_walked_in_groups_is_each_example_alone():
     """Tiles so large that only two examples run side by side, and one is left over."""
@@ -342,6 +419,7 @@ def test_a_batch_walked_in_groups_is_each_example_alone():
     assert_equal(got, want, "value and gradient")
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_nested_maps_with_heads_that_share_their_keys():
     """dot_product_attention: what a key/value head gets is the sum over the query heads that it serves."""
@@ -378,11 +456,28 @@ def test_nested_maps_with_heads_that_share_their_keys():
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    ("dtype", "of_values", "of_gradients"),
-    [(jnp.float64, 8, 8), (jnp.float32, 8, 8), (jnp.bfloat16, 0.75, 1), (jnp.float16, 0.75, 1)],
+    ("seen", "dtype", "of_values", "of_gradients"),
+    [
+        ("all", jnp.float16, 0.75, 1),
+        ("all", jnp.float32, 8, 8),
+        ("causal", jnp.bfloat16, 0.75, 1),
+        ("causal", jnp.float32, 8, 8),
+        ("bias", jnp.float16, 0.75, 1),
+        ("bias", jnp.bfloat16, 0.75, 1),
+        ("bias", jnp.float64, 8, 8),
+        *(
+            pytest.param(*of, marks=pytest.mark.exhaustive)
+            for of in [
+                ("all", jnp.bfloat16, 0.75, 1),
+                ("all", jnp.float64, 8, 8),
+                ("causal", jnp.float16, 0.75, 1),
+                ("causal", jnp.float64, 8, 8),
+                ("bias", jnp.float32, 8, 8),
+            ]
+        ),
+    ],
 )
-@pytest.mark.parametrize("seen", ["all", "causal", "bias"])
-def test_over_several_tiles_the_error_is_a_few_roundings(dtype, of_values, of_gradients, seen):
+def test_over_several_tiles_the_error_is_a_few_roundings(seen, dtype, of_values, of_gradients):
     """Against float64, from inputs that the dtype holds exactly, in eps times the componentwise bound."""
     *x, dout = (jnp.asarray(a, dtype) for a in (*qkv(T=T, S=T), normal(T, Dv, seed=5)))
     bias = jnp.asarray(normal(T, T, seed=7), dtype) if seen == "bias" else None

@@ -10,6 +10,8 @@ import jattn
 from jattn import masks, scores
 from jattn.masks import Mask
 
+pytestmark = pytest.mark.structure
+
 T, TILE = 80, 16
 N = T // TILE
 

@@ -12,6 +12,8 @@ from jax.test_util import check_grads
 from jattn import _walk
 from jattn._walk import walk
 
+pytestmark = pytest.mark.structure
+
 WHOLE = _walk._mapped._budget(jax.default_backend())  # what one group of examples may take
 
 
