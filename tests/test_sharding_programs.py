@@ -106,7 +106,7 @@ MASKS = {
     "two": masks.segments(IDS, IDS[::-1]),
 }
 ONCE = {
-    "ring": ["all", "around", "uneven", "packed", "two"],
+    "ring": ["all", "uneven", "packed"],
     "ring, zigzag": ["causal"],
     "all_to_all": ["packed"],
     "gather": ["packed"],
@@ -114,7 +114,7 @@ ONCE = {
 }
 """Each part of the plan's formula: hops of every kind, positions, ids that both sides share or not."""
 AGAIN = {
-    "ring": ["causal", "before"],
+    "ring": ["causal", "before", "around", "two"],
     "ring, zigzag": ["around"],
     "all_to_all": ["all", "around", "two"],
     "gather": ["all", "before"],

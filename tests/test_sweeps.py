@@ -72,19 +72,8 @@ def test_nothing_is_moved_between_host_and_device_unasked():
     assert_same(got, want)
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "wide"),
-    [
-        ("fff", True),
-        ("bfh", False),
-        ("hbf", True),
-        ("fhb", False),
-        *(
-            pytest.param(*x, marks=pytest.mark.exhaustive)
-            for x in (("fff", False), ("bfh", True), ("hbf", False), ("fhb", True))
-        ),
-    ],
-)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dtypes", ["fff", "bfh", "hbf", "fhb"])
 def test_no_dtype_is_promoted_unasked(dtypes, wide):
     """Each of q, k, v in its own, with 64 bits allowed and not: gradients come back as what they belong to."""
     names = {"f": jnp.float32, "b": jnp.bfloat16, "h": jnp.float16}
@@ -166,20 +155,20 @@ def huge(dtype, size):
 
 KINDS = ("all", "masked", "multiplying score")
 HUGE = {"float32": (1e10, 3e38), "bfloat16": (3e38,), "float16": (4e9,)}
-SOME = [("float32", 3e38, kind) for kind in KINDS]
-SOME += [("float32", 1e10, "masked"), ("bfloat16", 3e38, "multiplying score"), ("float16", 4e9, "all")]
-OTHERS = [(d, n, kind) for d, sizes in HUGE.items() for n in sizes for kind in KINDS if (d, n, kind) not in SOME]
-EAGER = [("float32", 3e38, "masked"), ("bfloat16", 3e38, "multiplying score"), ("float16", 4e9, "all")]
+EVERY = [(d, n, kind, jitted) for d, sizes in HUGE.items() for n in sizes for kind in KINDS for jitted in (True, False)]
+SOME = [
+    ("float32", 3e38, "all", True),
+    ("float32", 3e38, "multiplying score", True),
+    ("float32", 3e38, "masked", False),
+    ("float32", 1e10, "masked", True),
+    ("bfloat16", 3e38, "multiplying score", True),
+    ("float16", 4e9, "all", False),
+]
 
 
 @pytest.mark.parametrize(
     ("dtype", "size", "kind", "jitted"),
-    [
-        *((*x, True) for x in SOME),
-        *((*x, False) for x in EAGER),
-        *(pytest.param(*x, True, marks=pytest.mark.exhaustive) for x in OTHERS),
-        *(pytest.param(*x, False, marks=pytest.mark.exhaustive) for x in SOME + OTHERS if x not in EAGER),
-    ],
+    [*SOME, *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in EVERY if x not in SOME)],
 )
 def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, size, kind, jitted):
     dtype = jnp.dtype(dtype)
