@@ -7,29 +7,65 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _children import environment
 
+pytestmark = pytest.mark.structure
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 FAST, MEMORY, WORK = "how_fast_is_attention", "how_much_memory", "how_much_work_is_skipped"
 DECODING = "how_fast_is_decoding"
 
-# Runs a benchmark with every result of ours a thousandth too large.
-PLANTED = """
-import runpy, sys, jattn
-for where, name in ((jattn, "attention"), (jattn, "dot_product_attention"), (jattn.cache, "attention")):
-    right = getattr(where, name)
-    setattr(where, name, lambda *x, right=right, **how: 1.001 * right(*x, **how))
-sys.argv = sys.argv[1:]
+# Runs benchmarks one after another, as Python runs a script: for each its arguments, what it said and its status.
+RUNS = """
+import contextlib, io, json, runpy, sys, jattn
 sys.path.insert(0, sys.argv[1])
-sys.argv.pop(1)
-runpy.run_path(sys.argv[0], run_name="__main__")
+if sys.argv[2] == "planted":  # every result of ours a thousandth too large
+    for where, name in ((jattn, "attention"), (jattn, "dot_product_attention"), (jattn.cache, "attention")):
+        right = getattr(where, name)
+        setattr(where, name, lambda *x, right=right, **how: 1.001 * right(*x, **how))
+found = []
+for call in json.loads(sys.argv[3]):
+    sys.argv = call
+    out, said, status = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+            if isinstance(status, str):
+                print(status, file=sys.stderr)
+                status = 1
+    found.append((status, out.getvalue(), said.getvalue()))
+print(json.dumps(found))
 """
+SMALL = {FAST: ("--only", "8,8,64,64", "--rounds", 1), WORK: ("--only", "chunked"), DECODING: ()}
 
 
-def run(*command):
+def run(*command, **how):
     done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=900, check=False, **how
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def in_one_process(what, folder, options):
+    """{benchmark: (its status, what it printed, its progress)}, written to folder/benchmark."""
+    calls = [[FOLDER / f"{name}.py", "--quick", *more, "--out", folder / name] for name, more in options.items()]
+    given = json.dumps([list(map(str, call)) for call in calls])
+    status, out, said = run("-c", RUNS, FOLDER, what, given, env=environment())
+    assert status == 0, said
+    return dict(zip(options, json.loads(out), strict=True))
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("right")
+    return folder, in_one_process("right", folder, SMALL)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("planted")
+    return folder, in_one_process("planted", folder, SMALL | {WORK: (), MEMORY: ()})
 
 
 def written(folder, name):
@@ -43,14 +79,12 @@ def tables(page):
     return [[[c.strip() for c in line.strip("|").split("|")] for line in block] for block in blocks]
 
 
-def test_how_fast_is_attention_writes_its_tables(tmp_path):
-    status, out, progress = run(
-        FOLDER / f"{FAST}.py", "--quick", "--only", "8,8,64,64", "--rounds", 1, "--out", tmp_path
-    )
+def test_how_fast_is_attention_writes_its_tables(right):
+    folder, (status, out, progress) = right[0] / FAST, right[1][FAST]
     assert status == 0, progress
     said = [line.split()[0] for line in progress.splitlines()]
     assert said.index("time") > max(i for i, word in enumerate(said) if word == "equality")
-    numbers, page = written(tmp_path, FAST)
+    numbers, page = written(folder, FAST)
     assert page.strip() == out.strip()
     assert {"machine", "cores", "dtype", "date", "jax", "torch", "large matrix product"} <= set(numbers["header"])
     first, second, third = tables(page)
@@ -65,6 +99,7 @@ def test_how_fast_is_attention_writes_its_tables(tmp_path):
 
 
 def test_how_much_memory_writes_its_tables(tmp_path):
+    """In a process of its own, every program fully optimised: what is reserved is what users reserve."""
     status, out, progress = run(FOLDER / f"{MEMORY}.py", "--quick", "--out", tmp_path)
     assert status == 0, progress
     numbers, page = written(tmp_path, MEMORY)
@@ -76,10 +111,10 @@ def test_how_much_memory_writes_its_tables(tmp_path):
     assert [row[-1].split()[-1] for row in second[2:]] == ["equal", "equal"]
 
 
-def test_how_much_work_is_skipped_writes_its_tables(tmp_path):
-    status, out, progress = run(FOLDER / f"{WORK}.py", "--quick", "--only", "chunked", "--out", tmp_path)
+def test_how_much_work_is_skipped_writes_its_tables(right):
+    folder, (status, out, progress) = right[0] / WORK, right[1][WORK]
     assert status == 0, progress
-    numbers, page = written(tmp_path, WORK)
+    numbers, page = written(folder, WORK)
     assert page.strip() == out.strip()
     first, _ = tables(page)
     assert [row["call"] for row in numbers["masks"]] == ["forward", "gradient"]
@@ -88,10 +123,10 @@ def test_how_much_work_is_skipped_writes_its_tables(tmp_path):
     assert numbers["memory"]["bytes"] > 0
 
 
-def test_how_fast_is_decoding_writes_its_table(tmp_path):
-    status, out, progress = run(FOLDER / f"{DECODING}.py", "--quick", "--out", tmp_path)
+def test_how_fast_is_decoding_writes_its_table(right):
+    folder, (status, out, progress) = right[0] / DECODING, right[1][DECODING]
     assert status == 0, progress
-    numbers, page = written(tmp_path, DECODING)
+    numbers, page = written(folder, DECODING)
     assert page.strip() == out.strip()
     (table,) = tables(page)
     assert {"jattn", "ring", "paged", "int8", "jax.nn", "cascade", "copies"} <= {cells[1] for cells in table}
@@ -100,12 +135,12 @@ def test_how_fast_is_decoding_writes_its_table(tmp_path):
 
 
 @pytest.mark.parametrize("name", [FAST, MEMORY, WORK, DECODING])
-def test_nothing_is_measured_where_a_result_differs(tmp_path, name):
-    status, out, said = run("-c", PLANTED, FOLDER / f"{name}.py", FOLDER, "--quick", "--out", tmp_path)
+def test_nothing_is_measured_where_a_result_differs(planted, name):
+    folder, (status, out, said) = planted[0] / name, planted[1][name]
     assert status == 1
     assert "jattn differs by 1.0e-03 of the float64 reference" in said
     assert out == ""
-    assert not list(tmp_path.iterdir())
+    assert not folder.exists()
 
 
 def test_an_unknown_case_is_named():

@@ -29,7 +29,11 @@ def kinds(dtype, **more):
     }
 
 
-KINDS = list(kinds(np.float32))
+KINDS = ["contiguous", "ring", "paged"]
+# Compiled once for each shape; outside jit they are called where an error or a flag is looked at.
+empty = jax.jit(kinds, static_argnames=("dtype", "start"))
+append, free, share, cascade = map(jax.jit, (cache.append, cache.free, cache.share, cache.cascade))
+attention = jax.jit(cache.attention, static_argnames=("score", "return_lse"))
 
 
 def mask_of(kind):
@@ -42,13 +46,17 @@ def sequences(dtype, seed=0, n=LONGEST):
     return tuple(normal(*shape, seed=seed + i, dtype=dtype) for i, shape in enumerate(shapes))
 
 
-def whole(q, k, v, mask, **options):
+def whole(q, k, v, mask, sink=None):
     """Every head of every row by the definition, its key/value head repeated."""
-    n = q.shape[2]
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
-    allowed = None if mask is None else masks.to_dense(mask, n, k.shape[2])
-    f = functools.partial(jattn.reference.attention, mask=allowed, **options)
-    return jax.vmap(jax.vmap(f))(*map(jnp.asarray, (q, k, v)))
+    return jax.tree.map(np.asarray, definition(q, k, v, mask, sink))
+
+
+@jax.jit
+def definition(q, k, v, mask, sink):
+    allowed = None if mask is None else masks.to_dense(mask, q.shape[2], k.shape[2])
+    one = lambda q, k, v, sink: jattn.reference.attention(q, k, v, mask=allowed, sink=sink)  # noqa: E731
+    return jax.vmap(jax.vmap(one), (0, 0, 0, None))(q, k, v, sink)
 
 
 @functools.partial(jax.jit, static_argnames=("score",))
@@ -77,10 +85,11 @@ def decode(c, xs, steps):
     for n in steps:
         n = np.minimum(np.array(n, np.int32), LONGEST - at)
         c, (o, ell) = step(c, *chunks(xs, at, n), n)
+        o, ell = np.asarray(o), np.asarray(ell)
         for b in range(B):
             here = slice(at[b], at[b] + n[b])
             out[b, :, here], lse[b, :, here] = o[b, :, : n[b]], ell[b, :, : n[b]]
-            assert not np.asarray(o)[b, :, n[b] :].any(), "padding gives zeros"
+            assert not o[b, :, n[b] :].any(), "padding gives zeros"
         at += n
     return c, out, lse, at
 
@@ -93,7 +102,7 @@ APPENDS = st.lists(st.tuples(*[st.integers(0, MOST)] * B), min_size=1, max_size=
 @hypothesis.given(steps=APPENDS)
 def test_every_step_equals_the_whole_sequence_in_float32(kind, steps):
     xs = sequences(np.float32)
-    _, out, lse, at = decode(kinds(np.float32)[kind], xs, steps)
+    _, out, lse, at = decode(empty(np.float32)[kind], xs, steps)
     with jax.enable_x64(True):
         want = whole(*(x.astype(np.float64) for x in xs), mask_of(kind))
     for b in range(B):
@@ -101,13 +110,14 @@ def test_every_step_equals_the_whole_sequence_in_float32(kind, steps):
             np.testing.assert_allclose(got[b, :, : at[b]], exact[b, :, : at[b]], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("kind", KINDS)
 @hypothesis.settings(max_examples=8)
 @hypothesis.given(steps=APPENDS)
 def test_every_step_equals_the_whole_sequence_in_float64(kind, steps):
     with jax.enable_x64(True):
         xs = sequences(np.float64)
-        c, out, lse, at = decode(kinds(np.float64)[kind], xs, steps)
+        c, out, lse, at = decode(empty(np.float64)[kind], xs, steps)
         want = whole(*xs, mask_of(kind))
     np.testing.assert_array_equal(c.length, at)
     np.testing.assert_array_equal(c.next, at)
@@ -124,15 +134,17 @@ def bound(q, k, v, met, scale):
     return np.tanh(delta / 2)[:, None] * spread + np.where(met, v_scale, 0).max(1)[:, None] / 2, delta
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("kind", KINDS)
 @hypothesis.settings(max_examples=8)
 @hypothesis.given(steps=APPENDS, size=st.sampled_from([0.01, 1.0, 30.0]))
 def test_bytes_stay_within_their_bound(kind, steps, size):
     with jax.enable_x64(True):
         xs = tuple(size * x for x in sequences(np.float64))
-        _, out, lse, at = decode(kinds(jnp.int8)[kind], xs, steps)
-        want_out, want_lse = map(np.asarray, whole(*xs, mask_of(kind)))
-        met = np.asarray(masks.to_dense(mask_of(kind), LONGEST, LONGEST))
+        _, out, lse, at = decode(empty(jnp.int8)[kind], xs, steps)
+        want_out, want_lse = whole(*xs, mask_of(kind))
+    before = np.arange(LONGEST)[:, None] - np.arange(LONGEST)
+    met = (before >= 0) & (before < (WINDOW if kind == "ring" else LONGEST))
     q, k, v = xs
     for b in range(B):
         for h in range(H):
@@ -153,20 +165,34 @@ def test_a_bound_that_is_too_small_by_a_tenth_of_a_step_fails():
     assert 0.45 * float(scale.max()) < off <= 0.5 * float(scale.max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.structure
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("float32", "contiguous"),
+        ("float32", "ring"),
+        ("int8", "paged"),
+        *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in zip(["int8", "int8", "float32"], KINDS, strict=True)),
+    ],
+)
 def test_nothing_is_compiled_again_from_step_to_step(kind, dtype):
-    xs = sequences(np.float32)
-    own = jax.jit(lambda *x: step.__wrapped__(*x))
-    c = kinds(jnp.dtype(dtype))[kind]
+    xs, traced = sequences(np.float32), []
+
+    @jax.jit
+    def own(*x):
+        traced.append(1)
+        return step.__wrapped__(*x)
+
+    c = empty(jnp.dtype(dtype))[kind]
     for i in range(5):
         n = np.array([i % (MOST + 1), 1], np.int32)
         c, _ = own(c, *chunks(xs, np.array([0, i]), n), n)
-    assert own._cache_size() == 1
-    own(c, *chunks(sequences(np.float16), np.array([0, 0]), n), n) if dtype == "int8" else own(
-        c, *chunks(xs, n, n), 1 * n.astype(np.int16)
-    )
-    assert own._cache_size() == 2, "the control: another dtype is another program"
+    assert (len(traced), own._cache_size()) == (1, 1)
+    if dtype == "int8":
+        jax.eval_shape(own, c, *chunks(sequences(np.float16), np.array([0, 0]), n), n)
+    else:
+        jax.eval_shape(own, c, *chunks(xs, n, n), 1 * n.astype(np.int16))
+    assert len(traced) == 2, "the control: another dtype is another program"
 
 
 def test_a_score_written_anew_at_each_step_is_the_same_program():
@@ -182,16 +208,17 @@ def test_a_score_written_anew_at_each_step_is_the_same_program():
     assert cache._fold.few._cache_size() == 2, "the control: another score is another program"
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_and_a_scan_of_steps(kind):
     """A prompt, then one token after another inside one lax.scan: many rows of q through the tiles of the engine."""
     n, prompt = 53, 29
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64, n=n)
-        c = {
-            "contiguous": cache.contiguous(B, Hkv, n, D, Dv, dtype=np.float64),
-            "ring": cache.ring(B, Hkv, D, Dv, window=WINDOW, chunk=prompt, dtype=np.float64),
-            "paged": cache.paged(B, Hkv, n, D, Dv, pages=29, page=4, dtype=np.float64),
+        made = {
+            "contiguous": lambda: cache.contiguous(B, Hkv, n, D, Dv, dtype=np.float64),
+            "ring": lambda: cache.ring(B, Hkv, D, Dv, window=WINDOW, chunk=prompt, dtype=np.float64),
+            "paged": lambda: cache.paged(B, Hkv, n, D, Dv, pages=29, page=4, dtype=np.float64),
         }[kind]
 
         def one(c, x):
@@ -200,45 +227,55 @@ def test_prefill_and_a_scan_of_steps(kind):
             return c, cache.attention(q, c)[:, :, 0]
 
         @jax.jit
-        def run(c, q, k, v):
-            c = cache.append(c, k[:, :, :prompt], v[:, :, :prompt])
+        def run(q, k, v):
+            c = cache.append(made(), k[:, :, :prompt], v[:, :, :prompt])
             first = cache.attention(q[:, :, :prompt], c)
             assert G * prompt > cache._fold.FEW
             rest = jax.lax.scan(one, c, tuple(jnp.moveaxis(x[:, :, prompt:], 2, 0) for x in (q, k, v)))[1]
             return jnp.concatenate([first, jnp.moveaxis(rest, 0, 2)], 2)
 
-        assert_close(run(c, q, k, v), whole(q, k, v, mask_of(kind))[0], ulps=64)
+        assert_close(run(q, k, v), whole(q, k, v, mask_of(kind))[0], ulps=64)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8"])
-def test_many_queries_and_few_give_the_same(dtype, monkeypatch):
+@pytest.mark.structure
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("float64", "contiguous"),
+        ("float64", "ring"),
+        ("int8", "paged"),
+        *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in zip(["int8", "int8", "float64"], KINDS, strict=True)),
+    ],
+)
+def test_many_queries_and_few_give_the_same(dtype, kind, monkeypatch):
     """The fold and the tiles are two ways to one result, scores, sinks and bad tokens included."""
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64)
         k[0, 1, 7] = np.inf
-        sink = normal(H, seed=9)
+        sink, lengths = normal(H, seed=9), np.array([MOST, 1])
         cap = lambda x, t, s: 2 * jnp.tanh(x / 2) - 0.1 * (t - s).astype(x.dtype)  # noqa: E731
-        for kind, c in kinds(jnp.dtype(dtype)).items():
-            c = cache.append(c, k[:, :, :MOST], v[:, :, :MOST])
-            for i in range(MOST, LONGEST, MOST):
-                c = cache.append(c, k[:, :, i : i + MOST], v[:, :, i : i + MOST])
-                if i == 9:
-                    break
-            ask = {"score": cap, "sink": sink, "lengths": np.array([MOST, 1]), "return_lse": True}
-            few = cache.attention(q[:, :, :MOST], c, **ask)
-            with monkeypatch.context() as m:
-                m.setattr(cache._attention, "FEW", 0)
-                many = cache.attention(q[:, :, :MOST], c, **ask)
-            filled = np.arange(MOST) < np.array([MOST, 1])[:, None, None]
-            sees = np.zeros((B, H, MOST), bool)
-            sees[0, G:] = [True, True, kind != "ring"]  # the last is four tokens from the bad one
-            np.testing.assert_array_equal(np.isnan(few[1]), sees & filled)
-            assert_close(few[0], many[0], ulps=64)
-            for got, want in ((few[1], many[1]),):
-                there = np.broadcast_to(filled, got.shape)
-                assert_close(np.asarray(got)[there], np.asarray(want)[there], ulps=64)
+        c = empty(jnp.dtype(dtype))[kind]
+        for i in range(0, 4 * MOST, MOST):
+            c = append(c, k[:, :, i : i + MOST], v[:, :, i : i + MOST])
+
+        def asked():
+            f = jax.jit(lambda q, c: cache.attention(q, c, score=cap, sink=sink, lengths=lengths, return_lse=True))
+            return jax.tree.map(np.asarray, f(q[:, :, :MOST], c))
+
+        few = asked()
+        with monkeypatch.context() as m:
+            m.setattr(cache._attention, "FEW", 0)
+            many = asked()
+        filled = np.arange(MOST) < lengths[:, None, None]
+        sees = np.zeros((B, H, MOST), bool)
+        sees[0, G:] = [True, True, kind != "ring"]  # the last is four tokens from the bad one
+        np.testing.assert_array_equal(np.isnan(few[1]), sees & filled)
+        assert_close(few[0], many[0], ulps=64)
+        there = np.broadcast_to(filled, few[1].shape)
+        assert_close(few[1][there], many[1][there], ulps=64)
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_narrow_numbers_are_made_wide_some_at_a_time_and_the_last_may_overlap(dtype, monkeypatch):
     monkeypatch.setattr(cache._fold, "STEP", 1)
@@ -246,10 +283,10 @@ def test_narrow_numbers_are_made_wide_some_at_a_time_and_the_last_may_overlap(dt
     xs = sequences(np.float32, n=n)
     with jax.enable_x64(True):
         q, k, v = (x.astype(dtype) if i else x.astype(np.float64) for i, x in enumerate(xs))
-        c = cache.append(cache.contiguous(B, Hkv, n, D, Dv, dtype=dtype), k, v, lengths=np.array([n, 70]))
+        c = append(cache.contiguous(B, Hkv, n, D, Dv, dtype=dtype), k, v, lengths=np.array([n, 70]))
         assert cache._fold.step_size(c, np.dtype(np.float64)) == (64 if dtype == "float32" else n)
         want = whole(*(x.astype(np.float64) for x in xs), masks.causal())[0]
-        got = cache.attention(np.stack([q[0, :, -1:], q[1, :, 69:70]]), c)
+        got = np.asarray(jax.jit(lambda *x: cache.attention(*x))(np.stack([q[0, :, -1:], q[1, :, 69:70]]), c))
         assert_close(got[0], want[0, :, -1:], ulps=64)
         assert_close(got[1], want[1, :, 69:70], ulps=64)
 
@@ -265,13 +302,15 @@ def turned(x, positions):
     return jnp.concatenate([pair, x[..., 2:]], -1)
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("kind", KINDS)
 def test_rotary_and_masks_are_right_after_the_buffer_wraps(kind):
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64)
-        at = jnp.broadcast_to(jnp.arange(LONGEST), (B, LONGEST))
+        at = np.broadcast_to(np.arange(LONGEST), (B, LONGEST))
         even = masks.causal() & masks.window(left=2)
-        want = whole(turned(q, at), turned(k, at), v, mask_of(kind) & even)[0]
+        turn = jax.jit(turned)
+        want = whole(*(np.asarray(turn(x, at)) for x in (q, k)), v, mask_of(kind) & even)[0]
 
         @jax.jit
         def one(c, q, k, v):
@@ -279,7 +318,7 @@ def test_rotary_and_masks_are_right_after_the_buffer_wraps(kind):
             c = cache.append(c, turned(k, at), v)
             return c, cache.attention(turned(q, at), c, mask=even)
 
-        c = kinds(np.float64)[kind]
+        c = empty(np.float64)[kind]
         for t in range(LONGEST):
             c, out = one(c, *(x[:, :, t : t + 1] for x in (q, k, v)))
             assert_close(out, want[:, :, t : t + 1], ulps=64)
@@ -288,78 +327,74 @@ def test_rotary_and_masks_are_right_after_the_buffer_wraps(kind):
             assert set(np.asarray(c.store.positions)[0]) == set(range(LONGEST - c.capacity, LONGEST))
 
 
+@pytest.mark.structure
 def test_positions_of_the_callers_own():
     """Rows that begin elsewhere, and leave gaps: a query sees what its distance allows."""
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64, n=3)
         at = np.array([[5, 6, 9], [0, 7, 8]], np.int32)
-        c = cache.append(cache.ring(B, Hkv, D, Dv, window=3, chunk=3, dtype=np.float64), k, v, positions=at)
+        c = append(cache.ring(B, Hkv, D, Dv, window=3, chunk=3, dtype=np.float64), k, v, positions=at)
         np.testing.assert_array_equal(c.next, [10, 9])
-        got = cache.attention(q, c, q_positions=at)
+        got = np.asarray(attention(q, c, q_positions=at))
         for b in range(B):
             near = (at[b][:, None] >= at[b]) & (at[b][:, None] - at[b] < 3)
-            assert_close(got[b], whole(*(x[b : b + 1] for x in (q, k, v)), masks.dense(jnp.array(near)))[0][0], ulps=64)
+            assert_close(got[b], whole(*(x[b : b + 1] for x in (q, k, v)), masks.dense(near))[0][0], ulps=64)
 
 
+@pytest.mark.structure
 def test_cross_attention_meets_all_that_is_held():
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64)
-        c = cache.append(cache.contiguous(B, Hkv, LONGEST, D, Dv, dtype=np.float64), k, v)
-        assert_close(cache.attention(q[:, :, :2], c, mask=None), whole(q[:, :, :2], k, v, None)[0], ulps=64)
+        c = append(empty(np.float64)["contiguous"], k, v)
+        assert_close(attention(q[:, :, :2], c, mask=None), whole(q[:, :, :2], k, v, None)[0], ulps=64)
 
 
 # Derivatives.
 
 
-def test_gradients_through_a_cache_are_those_of_attention():
+@pytest.mark.structure
+@pytest.mark.parametrize("kind", ["ring", "paged"])
+def test_gradients_through_a_cache_are_those_of_attention(kind):
     """With respect to q, k and v, through append and attend, the wrong tokens of other rows out of sight."""
+    n = 3 * MOST  # a ring of six tokens has wrapped around
     with jax.enable_x64(True):
-        q, k, v = map(jnp.asarray, sequences(np.float64, n=7))
-        w = jnp.asarray(normal(B, H, 2, Dv, seed=5))
+        q, k, v = sequences(np.float64, n=n)
+        w = normal(B, H, 2, Dv, seed=5)
 
-        def through(kind):
-            def loss(q, k, v):
-                c = kinds(np.float64)[kind]
-                for i in range(0, 6, 3):
-                    c = cache.append(c, k[:, :, i : i + 3], v[:, :, i : i + 3])
-                c = cache.append(c, k[:, :, 6:], v[:, :, 6:])
-                return (w * cache.attention(q[:, :, 5:], c)).sum()
+        def through(q, k, v):
+            parts = (jnp.moveaxis(x.reshape(B, Hkv, 3, MOST, -1), 2, 0) for x in (k, v))
+            c, _ = jax.lax.scan(lambda c, new: (cache.append(c, *new), None), kinds(np.float64)[kind], tuple(parts))
+            return (w * cache.attention(q[:, :, n - 2 :], c)).sum()
 
-            return loss
+        def plain(q, k, v):
+            heads = jax.vmap(jax.vmap(lambda *x: jattn.attention(*x, mask=mask_of(kind))))
+            return (w * heads(q, jnp.repeat(k, G, 1), jnp.repeat(v, G, 1))[:, :, n - 2 :]).sum()
 
-        def plain(kind):
-            def loss(q, k, v):
-                heads = jax.vmap(jax.vmap(lambda *x: jattn.attention(*x, mask=mask_of(kind))))
-                return (w * heads(q, jnp.repeat(k, G, 1), jnp.repeat(v, G, 1))[:, :, 5:]).sum()
-
-            return loss
-
-        for kind in ("ring", "paged"):
-            got = jax.jit(jax.grad(through(kind), (0, 1, 2)))(q, k, v)
-            assert_close(got, jax.grad(plain(kind), (0, 1, 2))(q, k, v), ulps=256)
+        got, want = (jax.jit(jax.grad(f, (0, 1, 2)))(q, k, v) for f in (through, plain))
+        assert_close(got, want, ulps=256)
 
 
+@pytest.mark.structure
 def test_what_no_query_meets_has_no_say_even_in_gradients():
     """A NaN in a later token, in padding or behind the window leaves value and gradient of q alone."""
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64)
-        clean = None
+        clean, at = None, np.full((B, 1), 3, np.int32)
+        f = jax.jit(jax.value_and_grad(lambda q, c, mask: cache.attention(q, c, mask=mask, q_positions=at).sum()))
         for spoilt in (False, True):
             if spoilt:
                 k[:, :, 4], v[:, :, 4], k[:, :, 0] = np.nan, np.inf, np.nan
-            c = cache.append(cache.contiguous(B, Hkv, 9, D, Dv, dtype=np.float64), k[:, :, :5], v[:, :, :5])
-            near = masks.causal() & masks.window(left=2)
-            at = np.full((B, 1), 3, np.int32)
-            f = lambda q, mask: cache.attention(q, c, mask=mask, q_positions=at).sum()  # noqa: E731, B023
-            got = jax.value_and_grad(f)(q[:, :, :1], near)
+            c = append(cache.contiguous(B, Hkv, 9, D, Dv, dtype=np.float64), k[:, :, :5], v[:, :, :5])
+            got = f(q[:, :, :1], c, masks.causal() & masks.window(left=2))
             clean = got if clean is None else clean
         assert_close(got, clean, ulps=0)
-        assert np.isnan(f(q[:, :, :1], masks.causal())), "the control: who meets it is NaN"
+        assert np.isnan(f(q[:, :, :1], c, masks.causal())[0]), "the control: who meets it is NaN"
 
 
 # Full caches.
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_a_full_row_keeps_what_it_holds_and_says_so(kind):
     x = normal(B, Hkv, 2, D, dtype=np.float32)
@@ -367,35 +402,36 @@ def test_a_full_row_keeps_what_it_holds_and_says_so(kind):
         "contiguous": lambda: cache.contiguous(B, Hkv, 3, D),
         "paged": lambda: cache.paged(B, Hkv, 3, D, pages=4, page=1),
     }[kind]()
-    c = cache.append(c, x, x, lengths=np.array([2, 1]))
+    c = append(c, x, x, lengths=np.array([2, 1]))
     with pytest.raises(ValueError, match="must have room"):
         cache.append(c, x, x)
-    after = jax.jit(cache.append)(c, x, x)
+    after = append(c, x, x)
     if kind == "contiguous":
         np.testing.assert_array_equal(after.full, [True, False])
         np.testing.assert_array_equal(after.length, [2, 3])
     else:  # the first row's table is too short, the second finds but one page
         np.testing.assert_array_equal(after.full, [True, True])
         np.testing.assert_array_equal(after.length, [2, 1])
-    out, lse = jax.jit(lambda c: cache.attention(x[:, :, :1], c, return_lse=True))(after)
+    out, lse = map(np.asarray, attention(x[:, :, :1], after, return_lse=True))
     np.testing.assert_array_equal(np.isnan(out).all((1, 2, 3)), after.full)
     np.testing.assert_array_equal(np.isnan(lse).all((1, 2)), after.full)
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda a: a[0, :, :2], (c.store.k, c.store.v)),
-                 jax.tree.map(lambda a: a[0, :, :2], (after.store.k, after.store.v)))  # fmt: skip
+    c, after = (jax.tree.map(np.asarray, a) for a in (c, after))
+    for a, b in ((c.store.k, after.store.k), (c.store.v, after.store.v)):
+        np.testing.assert_array_equal(a[0, :, :2], b[0, :, :2])
     np.testing.assert_array_equal(after.next, c.next + (after.length - c.length))
-    emptied = cache.free(after, np.array([0, 7]))
+    emptied = jax.tree.map(np.asarray, free(after, np.array([0, 7])))
     np.testing.assert_array_equal(emptied.full[0], False)
     np.testing.assert_array_equal(emptied.length, [0, after.length[1]])
-    again = cache.append(emptied, x, x, lengths=np.array([2, 0]))
-    assert np.isfinite(cache.attention(x[:, :, :1], again)[0]).all()
+    again = append(emptied, x, x, lengths=np.array([2, 0]))
+    assert np.isfinite(np.asarray(attention(x[:, :, :1], again))[0]).all()
 
 
 def test_a_ring_says_when_a_window_is_gone():
     x = normal(B, Hkv, 5, D, dtype=np.float32)
-    c = cache.append(cache.ring(B, Hkv, D, window=3, chunk=2), x, x, lengths=np.array([5, 2]))
+    c = append(cache.ring(B, Hkv, D, window=3, chunk=2), x, x, lengths=np.array([5, 2]))
     with pytest.raises(ValueError, match="must still hold"):
         cache.attention(x, c, lengths=np.array([5, 2]))
-    out = jax.jit(lambda c: cache.attention(x, c, lengths=np.array([5, 2])))(c)
+    out = np.asarray(attention(x, c, lengths=np.array([5, 2])))
     np.testing.assert_array_equal(np.isnan(out[0]).any((0, 2)), [True, True, True, False, False])
     assert np.isfinite(out[1]).all()
     want = whole(x, x, x, masks.causal() & masks.window(left=2))[0]
@@ -417,6 +453,7 @@ def test_a_row_that_has_ended_is_left_alone():
 # Pages.
 
 
+@pytest.mark.structure
 def test_pages_are_shared_freed_and_taken_again():
     with jax.enable_x64(True):
         n, C = 3, 4  # rows, slots of a page
@@ -424,27 +461,29 @@ def test_pages_are_shared_freed_and_taken_again():
         for x in (k, v):
             x[1, :, :11] = x[0, :, :11]  # one prompt of 11 tokens for two rows: two whole pages and a begun one
         c = cache.paged(n, Hkv, 19, D, Dv, pages=9, page=C, dtype=np.float64)
-        c = cache.append(c, k[:, :, :11], v[:, :, :11], lengths=np.array([11, 0, 5]))
-        c = jax.jit(cache.share)(c, 0, np.array([1]))
-        np.testing.assert_array_equal(c.table[0, :2], c.table[1, :2])
-        assert c.table[0, 2] != c.table[1, 2], "both go on writing"
+        c = append(c, k[:, :, :11], v[:, :, :11], lengths=np.array([11, 0, 5]))
+        c = share(c, 0, np.array([1]))
+        table = np.asarray(c.table)
+        np.testing.assert_array_equal(table[0, :2], table[1, :2])
+        assert table[0, 2] != table[1, 2], "both go on writing"
+        want = whole(q, k, v, masks.causal())[0]
         for t in range(11, 19):  # eight steps: 5 + 5 + 4 pages but for the two in common, and nine there are
             at = np.array([t, t, t - 6])
             take = lambda x: np.stack([x[b, :, at[b]][:, None] for b in range(n)])  # noqa: E731, B023
-            c = jax.jit(cache.append)(c, take(k), take(v), lengths=np.array([1, 1, 0]))
+            c = append(c, take(k), take(v), lengths=np.array([1, 1, 0]))
             if t == 15:
-                c = cache.free(c, np.array([2]))
-            out = cache.attention(take(q), c, lengths=np.array([1, 1, 0]))
-            want = whole(q, k, v, masks.causal())[0]
+                c = free(c, np.array([2]))
+            out = np.asarray(attention(take(q), c, lengths=np.array([1, 1, 0])))
             assert_close(out[:2], want[:2, :, t : t + 1], ulps=64)
         assert not c.full.any()
         users = np.bincount(np.asarray(c.table)[np.asarray(c.table) >= 0], minlength=9)
         np.testing.assert_array_equal(np.sort(users), [0, 1, 1, 1, 1, 1, 1, 2, 2])
-        c = cache.free(c, np.array([0]))
-        out = cache.attention(q[:, :, 18:], c, lengths=np.array([0, 1, 0]))
+        c = free(c, np.array([0]))
+        out = np.asarray(attention(q[:, :, 18:], c, lengths=np.array([0, 1, 0])))
         assert_close(out[1], want[1, :, 18:], ulps=64)
 
 
+@pytest.mark.structure
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(
     moves=st.lists(
@@ -460,39 +499,41 @@ def test_pages_hold_what_each_row_was_given_whatever_is_done(moves):
     """Against plain lists: every row reads back its own tokens, and no page is begun by two."""
     C, N, M, counter = 2, 7, 4, 0
     lists, c = [[], [], []], cache.paged(3, 1, C * M, 1, pages=N, page=C)
-    append, share = jax.jit(cache.append), jax.jit(cache.share)
     for what, how in moves:
         if what == "append":
             x = (counter + np.arange(9, dtype=np.float32)).reshape(3, 1, 3, 1)
             counter += 9
             c = append(c, x, x, lengths=np.array(how))
+            full = np.asarray(c.full)
             for b in range(3):
-                if not c.full[b]:
+                if not full[b]:
                     lists[b] += list(x[b, 0, : how[b], 0])
         elif what == "free":
-            c, lists[how] = cache.free(c, np.array([how])), []
+            c, lists[how] = free(c, np.array([how])), []
         else:
             source, target = how
             c = share(c, source, np.array([target]))
             if source != target:
-                lists[target] = list(lists[source]) if c.length[target] == c.length[source] else []
-        table = np.asarray(c.table)
+                length = np.asarray(c.length)
+                lists[target] = list(lists[source]) if length[target] == length[source] else []
+        table, length, stored = map(np.asarray, (c.table, c.length, c.store.k))
         for b in range(3):
-            assert int(c.length[b]) == len(lists[b])
+            assert length[b] == len(lists[b])
             assert (table[b] >= 0).sum() == -(-len(lists[b]) // C)
-            held = np.asarray(c.store.k)[table[b][table[b] >= 0], 0, :, 0].reshape(-1)[: len(lists[b])]
+            held = stored[table[b][table[b] >= 0], 0, :, 0].reshape(-1)[: len(lists[b])]
             np.testing.assert_array_equal(held, lists[b])
         begun = [table[b, len(lists[b]) // C] for b in range(3) if len(lists[b]) % C]
         assert all((table == page).sum() == 1 for page in begun)
-        c = dataclasses.replace(c, full=jnp.zeros(3, bool))
+        c = dataclasses.replace(c, full=np.zeros(3, bool))
 
 
+@pytest.mark.structure
 def test_sharing_without_a_page_left_raises_the_flag():
     x = np.ones((2, 1, 3, 1), np.float32)
-    c = cache.append(cache.paged(2, 1, 4, 1, pages=2, page=2), x, x, lengths=np.array([3, 0]))
+    c = append(cache.paged(2, 1, 4, 1, pages=2, page=2), x, x, lengths=np.array([3, 0]))
     with pytest.raises(ValueError, match="must find a page"):
         cache.share(c, 0, np.array([1]))
-    c = jax.jit(cache.share)(c, 0, np.array([1]))
+    c = share(c, 0, np.array([1]))
     np.testing.assert_array_equal(c.full, [False, True])
     np.testing.assert_array_equal(c.length, [3, 0])
 
@@ -500,6 +541,7 @@ def test_sharing_without_a_page_left_raises_the_flag():
 # One prefix for all.
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cascade_is_attention_over_prefix_and_own_tokens(kind):
     with jax.enable_x64(True):
@@ -508,14 +550,11 @@ def test_a_cascade_is_attention_over_prefix_and_own_tokens(kind):
         for x in (k, v):
             x[1, :, :n] = x[0, :, :n]
         sink = normal(H, seed=9)
-        prefix = cache.append(cache.contiguous(1, Hkv, n, D, Dv, dtype=np.float64), k[:1, :, :n], v[:1, :, :n])
-        c = kinds(np.float64, start=n)[kind]
-        c = cache.append(c, k[:, :, n : n + 3], v[:, :, n : n + 3], lengths=np.array([3, 1]))
-        asked = q[:, :, n : n + 3]
-        got = cache.cascade(asked, prefix, c, sink=sink, lengths=np.array([3, 1]))
-        one = lambda q, k, v, sink: jattn.attention(q, k, v, mask=mask_of(kind), sink=sink)  # noqa: E731
-        wide = (jnp.repeat(x, G, 1) for x in (jnp.asarray(k), jnp.asarray(v)))
-        want = jax.vmap(jax.vmap(one), (0, 0, 0, None))(jnp.asarray(q), *wide, sink)
+        prefix = append(cache.contiguous(1, Hkv, n, D, Dv, dtype=np.float64), k[:1, :, :n], v[:1, :, :n])
+        c = empty(np.float64, start=n)[kind]
+        c = append(c, k[:, :, n : n + 3], v[:, :, n : n + 3], lengths=np.array([3, 1]))
+        got = np.asarray(cascade(q[:, :, n : n + 3], prefix, c, sink=sink, lengths=np.array([3, 1])))
+        want = whole(q, k, v, mask_of(kind), sink)[0]
         assert_close(got[0], want[0, :, n : n + 3], ulps=64)
         assert_close(got[1, :, :1], want[1, :, n : n + 1], ulps=64)
-        assert not np.asarray(got)[1, :, 1:].any()
+        assert not got[1, :, 1:].any()

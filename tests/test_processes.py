@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _children import environment
 
+pytestmark = pytest.mark.structure
 DEMO = str(Path(__file__).parent.parent / "demos" / "many_devices.py")
 SMALL = ["--tokens", "64"]
 LIMIT = 240
@@ -20,7 +22,7 @@ LIMIT = 240
 
 def start(*arguments):
     command = [sys.executable, DEMO, *SMALL, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
 
 def ended(child, seconds=LIMIT):

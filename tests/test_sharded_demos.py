@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
+from _children import environment
 
+pytestmark = pytest.mark.structure
 DEMOS = Path(__file__).parent.parent / "demos"
 FEW = ("--steps", 40, "--parts", 4)
 
@@ -17,7 +20,8 @@ def command(script, *arguments):
 
 
 def numbers(script, *arguments):
-    done = subprocess.run(command(script, *arguments, "--json"), capture_output=True, text=True, timeout=240)
+    started = command(script, *arguments, "--json")
+    done = subprocess.run(started, capture_output=True, text=True, timeout=240, env=environment())
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -40,7 +44,7 @@ def test_a_sharded_sweep_equals_one_device_and_goes_on_after_a_kill(tmp_path):
     folder = tmp_path / "kept"
     killed = subprocess.Popen(
         command("sweep.py", *FEW, "--parts", 40, "--devices", 4, "--folder", folder),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(),
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while not any(p.name.isdigit() for p in folder.glob("*")) and time.monotonic() < deadline:

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _children import environment
 from _inputs import normal
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jattn
-from jattn import masks, sharding
+from jattn import _walk, masks, sharding
 
 KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce", "reduce-scatter")
 QUICK = {"xla_backend_optimization_level": 0}
@@ -104,13 +105,25 @@ MASKS = {
     "packed": masks.segments(IDS) & masks.causal(),
     "two": masks.segments(IDS, IDS[::-1]),
 }
+ONCE = {
+    "ring": ["all", "uneven", "packed"],
+    "ring, zigzag": ["causal"],
+    "all_to_all": ["packed"],
+    "gather": ["packed"],
+    "ring_all_to_all": ["around", "two"],
+}
+"""Each part of the plan's formula: hops of every kind, positions, ids that both sides share or not."""
+AGAIN = {
+    "ring": ["causal", "before", "around", "two"],
+    "ring, zigzag": ["around"],
+    "all_to_all": ["all", "around", "two"],
+    "gather": ["all", "before"],
+    "ring_all_to_all": ["all", "before"],
+    "tree": ["all", "before"],
+}
 PLANNED = [
-    *[("ring", mask, {}) for mask in MASKS],
-    *[("ring, zigzag", mask, {}) for mask in ("causal", "around")],
-    *[("all_to_all", mask, {}) for mask in ("all", "around", "packed", "two")],
-    *[("gather", mask, {}) for mask in ("all", "before", "packed")],
-    *[("ring_all_to_all", mask, {}) for mask in ("all", "before", "around", "two")],
-    *[("tree", mask, {}) for mask in ("all", "before")],
+    *[(scheme, mask, {}) for scheme, some in ONCE.items() for mask in some],
+    *[pytest.param(scheme, mask, {}, marks=pytest.mark.exhaustive) for scheme, some in AGAIN.items() for mask in some],
     # Fewer key heads than devices, in half precision (bfloat16 is sent as float32 by CPU devices).
     *[
         (s, "causal", {"Hkv": 2, "dtype": jnp.float16})
@@ -165,70 +178,112 @@ def loss_of(f):
     return lambda *x: jnp.sum(jnp.sin(f(*x)))
 
 
-def on_devices(f, x, at, out):
+plain = functools.partial(jattn.dot_product_attention, is_causal=True)
+gradient = jax.grad(loss_of(plain), (0, 1, 2))
+
+
+def twice(*x):
+    """The gradient, and its derivative along x."""
+    return jax.jvp(gradient, x, x)
+
+
+ROWS = {"short": 48, "walked": 40, "long": 600}
+WALKED = ["walked", pytest.param("long", marks=pytest.mark.exhaustive)]
+"""Rows whose examples and heads are walked one by one: few as if they filled the caches, and so many that they do."""
+
+
+@pytest.fixture(name="T")
+def rows(request, monkeypatch):
+    if request.param == "walked":
+        monkeypatch.setattr(_walk._mapped, "_budget", lambda: 1)
+    return ROWS[request.param]
+
+
+@functools.cache
+def of_one_device(f, shapes, dtype):
+    """The arguments, and what one device makes of them."""
+    x = tuple(normal(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes))
+    return x, jax.tree.map(np.asarray, jax.jit(f)(*x))
+
+
+def on_devices(f, x, at, out, want=None):
     """f compiled for arguments that lie at `at`: its collectives, and how far its results are from one device's."""
     mesh = mesh_of(8, "x")
     at, out = (jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs) for specs in (at, out))
     compiled = jax.jit(f, in_shardings=at, out_shardings=out).lower(*x).compile()
-    pairs = zip(jax.tree.leaves(compiled(*jax.device_put(x, at))), jax.tree.leaves(jax.jit(f)(*x)), strict=True)
-    return collectives(compiled), max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+    got, want = compiled(*jax.device_put(x, at)), jax.jit(f)(*x) if want is None else want
+    pairs = zip(*(map(np.asarray, jax.tree.leaves(y)) for y in (got, want)), strict=True)
+    return collectives(compiled), max(float(np.max(np.abs(a - b))) for a, b in pairs)
 
 
-@pytest.mark.parametrize("T", [48, 700], ids=["short", "long"])
+@pytest.mark.structure
+@pytest.mark.parametrize("T", ["short", *WALKED], indirect=True)
 @pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
 def test_sharded_batch_and_heads_need_no_collective(spec, T):
-    """Long rows too, whose heads are walked one by one: each device walks its own."""
-    mesh, x = mesh_of(8, "x"), tuple(normal(8, T, 8, 4, seed=i, dtype=np.float32) for i in range(3))
-    at = (spec,) * 3
-    plain = functools.partial(jattn.dot_product_attention, is_causal=True)
-    manual = functools.partial(sharding.attention, mesh=mesh, spec=spec, mask=masks.causal())
-    for f in (plain, manual):
-        grad = jax.grad(loss_of(f), (0, 1, 2))
-        calls = [(f, spec), (grad, at)]
-        calls += [(lambda *x, grad=grad: jax.jvp(grad, x, x)[1], at)] if f is plain else []
-        for g, out in calls:
-            sent, off = on_devices(g, x, at, out)
-            assert sent == {}
-            assert off < 1e-4
+    """Where heads are walked one by one too: each device walks its own."""
+    for f, out in ((plain, spec), (twice, ((spec,) * 3,) * 2)):
+        x, want = of_one_device(f, ((8, T, 8, 4),) * 3, np.float32)
+        sent, off = on_devices(f, x, (spec,) * 3, out, want)
+        assert sent == {}
+        assert off < 1e-4
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.structure
+@pytest.mark.parametrize("T", ["short", pytest.param("long", marks=pytest.mark.exhaustive)], indirect=True)
 @pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
-def test_nor_do_they_in_float64(spec):
+def test_nor_do_they_where_no_axis_of_the_sequence_is_sharded(spec, T):
+    """jattn.sharding.attention without a scheme."""
+    manual = functools.partial(sharding.attention, mesh=mesh_of(8, "x"), spec=spec, mask=masks.causal())
+    at = (spec,) * 3
+    for f, g, out in ((plain, manual, spec), (gradient, jax.grad(loss_of(manual), (0, 1, 2)), at)):
+        x, want = of_one_device(f, ((8, T, 8, 4),) * 3, np.float32)
+        sent, off = on_devices(g, x, at, out, want)
+        assert sent == {}
+        assert off < 1e-4
+
+
+@pytest.mark.structure
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("T", WALKED, indirect=True)
+@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
+def test_nor_do_they_in_float64(spec, T):
     """The compiler asks in a thread of its own, where x64 is not enabled."""
-    x = tuple(normal(8, 600, 8, 4, seed=i) for i in range(3))
-    grad = jax.grad(loss_of(functools.partial(jattn.dot_product_attention, is_causal=True)), (0, 1, 2))
-    sent, off = on_devices(lambda *x: jax.jvp(grad, x, x), x, (spec,) * 3, (((spec,) * 3),) * 2)
+    x, want = of_one_device(twice, ((8, T, 8, 4),) * 3, np.float64)
+    sent, off = on_devices(twice, x, (spec,) * 3, ((spec,) * 3,) * 2, want)
     assert sent == {}
     assert off < 1e-11
 
 
-def test_a_sharded_sequence_is_gathered_by_a_plain_call():
+@pytest.mark.structure
+@pytest.mark.parametrize("T", WALKED, indirect=True)
+def test_a_sharded_sequence_is_gathered_by_a_plain_call(T):
     """The control of the test above: here there is something to send."""
-    x, at = tuple(normal(2, 704, 2, 4, seed=i, dtype=np.float32) for i in range(3)), P(None, "x")
-    plain = functools.partial(jattn.dot_product_attention, is_causal=True)
-    for f, out in ((plain, at), (jax.grad(loss_of(plain), (0, 1, 2)), (at,) * 3)):
+    x, at = tuple(normal(2, T, 2, 4, seed=i, dtype=np.float32) for i in range(3)), P(None, "x")
+    for f, out in ((plain, at), (gradient, (at,) * 3)):
         sent, off = on_devices(f, x, (at,) * 3, out)
         assert sent
         assert off < 1e-4
 
 
-def test_fewer_key_heads_than_devices_are_shared_where_queries_are_sharded_by_heads():
+@pytest.mark.structure
+@pytest.mark.parametrize("T", WALKED, indirect=True)
+def test_fewer_key_heads_than_devices_are_shared_where_queries_are_sharded_by_heads(T):
     """Eight devices over 2 × 4 heads: the compiler splits the axis of the mesh."""
-    x = tuple(normal(2, 600, heads, 4, seed=i, dtype=np.float32) for i, heads in enumerate((8, 2, 2)))
+    x = tuple(normal(2, T, heads, 4, seed=i, dtype=np.float32) for i, heads in enumerate((8, 2, 2)))
     at = P(None, None, "x"), P(), P()
-    plain = functools.partial(jattn.dot_product_attention, is_causal=True)
     sent, off = on_devices(plain, x, at, at[0])
     assert sent == {}
     assert off < 1e-5
-    _, off = on_devices(jax.grad(loss_of(plain), (0, 1, 2)), x, at, at)
+    _, off = on_devices(gradient, x, at, at)
     assert off < 1e-3
 
 
-def test_what_is_one_for_all_examples_has_its_gradient_summed_once():
+@pytest.mark.structure
+@pytest.mark.parametrize("T", WALKED, indirect=True)
+def test_what_is_one_for_all_examples_has_its_gradient_summed_once(T):
     x = (
-        normal(1, 600, 600, seed=3, dtype=np.float32),
-        *(normal(8, 600, 1, 4, seed=i, dtype=np.float32) for i in range(3)),
+        normal(1, T, T, seed=3, dtype=np.float32),
+        *(normal(8, T, 1, 4, seed=i, dtype=np.float32) for i in range(3)),
     )
     grad = jax.grad(lambda bias, *x: loss_of(functools.partial(jattn.dot_product_attention, bias=bias))(*x))
     sent, off = on_devices(grad, x, (P(), *[P("x")] * 3), P())
@@ -236,19 +291,21 @@ def test_what_is_one_for_all_examples_has_its_gradient_summed_once():
     assert off < 1e-4
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("T", WALKED, indirect=True)
 @pytest.mark.parametrize("bits", [32, 64])
-def test_lengths_and_dropout_of_sharded_examples_stay_where_they_are(bits):
+def test_lengths_and_dropout_of_sharded_examples_stay_where_they_are(bits, T):
     """In 64 bits the lengths are int64, and the numbers are drawn so."""
     with jax.enable_x64(bits == 64):
-        lengths_and_dropout(f"float{bits}")
+        lengths_and_dropout(f"float{bits}", T)
 
 
-def lengths_and_dropout(dtype):
-    x = tuple(normal(8, 600, 2, 4, seed=i, dtype=dtype) for i in range(3))
-    lengths, key = jnp.arange(8) * 70 + 9, jax.random.key(0)
+def lengths_and_dropout(dtype, T):
+    x = tuple(normal(8, T, 2, 4, seed=i, dtype=dtype) for i in range(3))
+    lengths = np.arange(8, dtype=np.int64 if dtype == "float64" else np.int32) * (T // 9) + 3
 
     def f(lengths, *x):
-        dropping = {"dropout_rate": 0.3, "dropout_key": key}
+        dropping = {"dropout_rate": 0.3, "dropout_key": jax.random.key(0)}
         return jattn.dot_product_attention(*x, key_value_seq_lengths=lengths, **dropping)
 
     sent, off = on_devices(f, (lengths, *x), (P("x"),) * 4, P("x"))
@@ -256,18 +313,19 @@ def lengths_and_dropout(dtype):
     assert off == 0
 
 
-def test_an_explicit_mesh_carries_batch_and_heads_in_its_types():
+@pytest.mark.structure
+@pytest.mark.parametrize("T", WALKED, indirect=True)
+def test_an_explicit_mesh_carries_batch_and_heads_in_its_types(T):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
-    x = tuple(normal(8, 600, 8, 4, seed=i, dtype=np.float32) for i in range(3))
-    plain = functools.partial(jattn.dot_product_attention, is_causal=True)
-    grad = jax.grad(loss_of(plain), (0, 1, 2))
-    want, wanted = plain(*x), grad(*x)
+    x = tuple(normal(8, T, 8, 4, seed=i, dtype=np.float32) for i in range(3))
+    want, wanted = jax.jit(plain)(*x), jax.jit(gradient)(*x)
     with jax.set_mesh(mesh):
         for spec in (P("x", None, None, None), P(None, None, "x", None)):
             here = jax.device_put(x, NamedSharding(mesh, spec))
-            assert jax.typeof(plain(*here)).sharding.spec == spec
-            np.testing.assert_allclose(plain(*here), want, atol=1e-6)
-            for got, one in zip(jax.jit(grad)(*here), wanted, strict=True):
+            out = plain(*here)
+            assert jax.typeof(out).sharding.spec == spec
+            np.testing.assert_allclose(out, want, atol=1e-6)
+            for got, one in zip(jax.jit(gradient)(*here), wanted, strict=True):
                 np.testing.assert_allclose(got, one, atol=1e-4)
         across = jax.device_put(x, NamedSharding(mesh, P(None, "x")))
         with pytest.raises(ValueError, match=r"only batch and heads .*, got .*Use jattn.sharding.attention"):
@@ -284,7 +342,7 @@ def test_saved_names_spare_a_second_round():
 
         layer = layer if policy is None else jax.checkpoint(layer, policy=policy)
         grad = jax.grad(lambda h: jnp.sum(jax.lax.scan(layer, h, length=3)[0]))
-        return collectives(jax.jit(grad, in_shardings=kept, out_shardings=kept).lower(x).compile())
+        return collectives(jax.jit(grad, in_shardings=kept, out_shardings=kept).lower(x).compile(QUICK))
 
     plain = permutes(None)["collective-permute"][0]
     assert plain == 3 * (7 * 2 + 7 * 4 + 2)
@@ -345,7 +403,8 @@ print("gather", measured(8, "value", sharding.gather), measured(32, "value", sha
 
 
 def child(source, seconds=240):
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=seconds)
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment())
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -403,6 +462,7 @@ def test_a_replicated_operand_of_a_branch_that_some_devices_take_is_waited_for()
     assert "rendezvous" in done.stderr.lower()
 
 
+@pytest.mark.structure
 def test_a_replicated_query_over_a_sharded_cache_does_not_deadlock():
     found = [line.split() for line in child(DEADLOCK).splitlines()]
     assert [line[:2] for line in found] == [[s, c] for s in ("tree", "ring") for c in ("True", "False")]
@@ -411,6 +471,7 @@ def test_a_replicated_query_over_a_sharded_cache_does_not_deadlock():
     assert (numbers > 0).all()
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("scheme", ["ring", "all_to_all", "gather", "tree", "ring_all_to_all"])
 def test_a_mapped_scheme_is_the_scheme_of_each(scheme):
@@ -418,8 +479,8 @@ def test_a_mapped_scheme_is_the_scheme_of_each(scheme):
     axes = ("ring", "heads") if scheme == "ring_all_to_all" else ("seq",)
     mesh = mesh_of(4, *axes, shape=(2, 2) if len(axes) == 2 else None)
     name = axes[0] if len(axes) == 1 else axes
-    x = tuple(jnp.asarray(normal(3, 1, 8, 4, 5, seed=i)) for i in range(3))
-    s = jnp.stack([jnp.arange(8), jnp.arange(8)[::-1], jnp.arange(8) * 2])
+    x = tuple(normal(3, 1, 8, 4, 5, seed=i) for i in range(3))
+    s = np.stack([np.arange(8), np.arange(8)[::-1], np.arange(8) * 2])
     spec, rows = P(None, name), P(name)
     t, q_spec, q_rows = s, spec, rows
     if scheme == "tree":
@@ -429,11 +490,12 @@ def test_a_mapped_scheme_is_the_scheme_of_each(scheme):
         lambda q, k, v, t, s: f(q, k, v, q_positions=t, k_positions=s), mesh=mesh,
         in_specs=(q_spec, spec, spec, q_rows, rows), out_specs=q_spec, axis_names=set(axes),
     )  # fmt: skip
-    loss = lambda g: lambda *x: jnp.sum(jnp.sin(g(*x, t, s)))  # noqa: E731
-    one_by_one = lambda *x: jnp.stack([one(*(a[i] for a in x)) for i in range(3)])  # noqa: E731
-    got, want = (jax.jit(jax.value_and_grad(loss(g), (0, 1, 2)))(*x) for g in (jax.vmap(one), one_by_one))
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-11)
+    graded = lambda g: jax.jit(jax.value_and_grad(lambda x, t, s: jnp.sum(jnp.sin(g(*x, t, s)))))  # noqa: E731
+    got, each = graded(jax.vmap(one))(x, t, s), graded(one)
+    value, gradients = zip(*(each(tuple(a[i] for a in x), t[i], s[i]) for i in range(3)), strict=True)
+    np.testing.assert_allclose(got[0], sum(value), rtol=0, atol=1e-11)
+    for a, *b in zip(got[1], *gradients, strict=True):
+        np.testing.assert_allclose(a, np.stack(b), rtol=0, atol=1e-11)
 
 
 def test_a_table_toward_a_million_tokens():

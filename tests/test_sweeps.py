@@ -37,8 +37,9 @@ def value_and_gradient(x):
     return attend(x), jax.grad(loss)(x)
 
 
-def on_device(x):
-    return jax.tree.map(jax.device_put, x)
+@jax.jit
+def compiled(x):
+    return value_and_gradient(x)
 
 
 # Strictness.
@@ -53,20 +54,21 @@ def test_no_nan_on_the_way():
             jax.jit(value_and_gradient)(x | {"q": x["q"] * np.float32(np.nan)})
 
 
+@pytest.mark.structure
 def test_no_tracer_leaks():
     with jax.checking_leaks():
-        jax.jit(lambda x: jax.jvp(value_and_gradient, (x,), (x,)))(arguments())
-        jax.jit(jax.vmap(value_and_gradient))(jax.tree.map(lambda a: np.stack([a, a]), arguments()))
+        jax.jit(lambda x: jax.jvp(value_and_gradient, (x,), (x,))).lower(arguments())
+        jax.jit(jax.vmap(value_and_gradient)).lower(jax.tree.map(lambda a: np.stack([a, a]), arguments()))
 
 
+@pytest.mark.structure
 def test_nothing_is_moved_between_host_and_device_unasked():
-    x = on_device(arguments())
-    f = jax.jit(value_and_gradient)
-    want = f(x)
+    x = jax.device_put(arguments())
+    want = compiled(x)
     with jax.transfer_guard("disallow"):
-        got = f(x)
+        got = compiled(x)
         with pytest.raises(Exception, match=r"[Dd]isallowed"):
-            f(arguments())
+            compiled(arguments())
     assert_same(got, want)
 
 
@@ -83,11 +85,11 @@ def test_no_dtype_is_promoted_unasked(dtypes, wide):
         jax.eval_shape(lambda x: jax.jvp(value_and_gradient, (x,), (x,)), x)
 
 
+@pytest.mark.structure
 def test_what_is_donated_is_used_and_nothing_else_changes():
-    f = jax.grad(loss)
-    want = jax.jit(f)(arguments())
-    x = on_device(arguments())
-    got = jax.jit(f, donate_argnums=0)(x)
+    want = compiled(arguments())[1]
+    x = jax.device_put(arguments())
+    got = jax.jit(jax.grad(loss), donate_argnums=0)(x)
     assert all(a.is_deleted() for a in jax.tree.leaves(x))
     assert_close(got, want, ulps=8)
 
@@ -95,6 +97,7 @@ def test_what_is_donated_is_used_and_nothing_else_changes():
 # Compilation.
 
 
+@pytest.mark.structure
 def test_a_shape_is_traced_once():
     runs = []
 
@@ -106,10 +109,11 @@ def test_a_shape_is_traced_once():
     for seed in range(3):
         f(arguments() | {"q": normal(T, D, seed=seed, dtype=np.float32)}, np.int32(seed * 10))
     assert len(runs) == 1
-    f(arguments(D=7), np.int32(3))
-    assert len(runs) == 2
+    jax.eval_shape(f, arguments(D=7), np.int32(3))
+    assert len(runs) == 2, "the control: another shape is traced"
 
 
+@pytest.mark.structure
 def test_eager_calls_are_compiled_once():
     cap = lambda score, t, s: 5 * jnp.tanh(score / 5)  # noqa: E731
 
@@ -122,7 +126,8 @@ def test_eager_calls_are_compiled_once():
 
     first = both(arguments())
     assert both({n: a + 1 for n, a in arguments().items()}) == first
-    assert both(arguments(D=7)) > first  # another shape is seen
+    f(**arguments(D=7))
+    assert _walk._primitive._compiled._cache_size() > first  # another shape is seen
 
 
 def test_twice_the_same_is_bitwise_the_same():
@@ -148,12 +153,25 @@ def huge(dtype, size):
     return jnp.asarray(q * root, dtype), jnp.asarray(k * root, dtype), jnp.asarray(normal(S, Dv), dtype)
 
 
-@pytest.mark.parametrize("kind", ["all", "masked", "multiplying score"])
+KINDS = ("all", "masked", "multiplying score")
+HUGE = {"float32": (1e10, 3e38), "bfloat16": (3e38,), "float16": (4e9,)}
+EVERY = [(d, n, kind, jitted) for d, sizes in HUGE.items() for n in sizes for kind in KINDS for jitted in (True, False)]
+SOME = [
+    ("float32", 3e38, "all", True),
+    ("float32", 3e38, "multiplying score", True),
+    ("float32", 3e38, "masked", False),
+    ("float32", 1e10, "masked", True),
+    ("bfloat16", 3e38, "multiplying score", True),
+    ("float16", 4e9, "all", False),
+]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "size"),
-    [(jnp.float32, 1e10), (jnp.float32, 3e38), (jnp.bfloat16, 3e38), (jnp.float16, 4e9)],
+    ("dtype", "size", "kind", "jitted"),
+    [*SOME, *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in EVERY if x not in SOME)],
 )
-def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, size, kind):
+def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, size, kind, jitted):
+    dtype = jnp.dtype(dtype)
     q, k, v = huge(dtype, size)
     dout = jnp.asarray(normal(T, Dv, seed=4), dtype)
     met = np.ones((T, S), bool)
@@ -178,17 +196,16 @@ def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, 
     p = p / np.maximum(p.sum(1, keepdims=True), 1)
     want = p @ wide_v
     assert kind != "masked" or not lives.all()
-    for g in (f, jax.jit(f)):
-        out, lse, (out_dot, lse_dot), (dq, dk, dv) = g(q, k, v)
-        assert_close(out, want, ulps=8)
-        assert_close(lse, top[:, 0], ulps=8, dtype=jnp.float32)
-        assert_close(dv, p.T @ wide_dout, ulps=8, scale=np.maximum(1, p.T @ np.abs(wide_dout)))
-        # Winners of a tie are one key in several places: q and k feel nothing but what is rounded.
-        big = c * np.abs(wide_k).max()
-        assert_close(dq, np.zeros((T, 1)), ulps=64, scale=big, dtype=jnp.float32)
-        assert np.isfinite(np.asarray(dk, np.float32)).all()
-        assert np.isfinite(np.asarray(out_dot, np.float32)).all()
-        assert_close(lse_dot, np.where(lives, top[:, 0], 0), ulps=16, dtype=jnp.float32)
+    out, lse, (out_dot, lse_dot), (dq, dk, dv) = (jax.jit(f) if jitted else f)(q, k, v)
+    assert_close(out, want, ulps=8)
+    assert_close(lse, top[:, 0], ulps=8, dtype=jnp.float32)
+    assert_close(dv, p.T @ wide_dout, ulps=8, scale=np.maximum(1, p.T @ np.abs(wide_dout)))
+    # Winners of a tie are one key in several places: q and k feel nothing but what is rounded.
+    big = c * np.abs(wide_k).max()
+    assert_close(dq, np.zeros((T, 1)), ulps=64, scale=big, dtype=jnp.float32)
+    assert np.isfinite(np.asarray(dk, np.float32)).all()
+    assert np.isfinite(np.asarray(out_dot, np.float32)).all()
+    assert_close(lse_dot, np.where(lives, top[:, 0], 0), ulps=16, dtype=jnp.float32)
 
 
 # What is masked does not exist; every size.
@@ -218,6 +235,7 @@ def test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing_in_any_tile(how):
 SIZES = [{"S": 0}, {"T": 0}, {"T": 1}, {"S": 1}, {"D": 1, "Dv": 1}, {"T": 16, "S": 32}, {"T": 17, "S": 33}]
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_every_size_has_an_answer_in_tiles_too(shape):
@@ -254,20 +272,26 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_chosen_rows_of_the_weights_are_those_of_the_definition(name):
     options = WEIGHTS[name]
     q, k, v = qkv(T=T, S=S)
-    _, lse = jattn.attention(q, k, v, return_lse=True, tile=TILE, **options)
     without_sink = {n: o for n, o in options.items() if n != "sink"}
-    dense = dict(options)
-    if isinstance(options.get("mask"), masks.Mask):
-        dense["mask"] = masks.to_dense(options["mask"], T, S, **PLACES)
-    want = jax.jit(lambda *x: reference.steps(*x, **dense)[0].weights)(q, k, v)
-    chosen = jax.jit(lambda *x: jattn.weights_of(*x, ROWS, **without_sink))(q, k, lse)
+
+    @jax.jit
+    def three(q, k, v):
+        dense = dict(options)
+        if isinstance(options.get("mask"), masks.Mask):
+            dense["mask"] = masks.to_dense(options["mask"], T, S, **PLACES)
+        _, lse = jattn.attention(q, k, v, return_lse=True, tile=TILE, **options)
+        want = reference.steps(q, k, v, **dense)[0].weights
+        return jattn.weights_of(q, k, lse, ROWS, **without_sink), jattn.weights_of(q, k, lse, **without_sink), want
+
+    chosen, every, want = map(np.asarray, three(q, k, v))
     assert_close(chosen, want[ROWS], ulps=32)
-    assert_close(jattn.weights_of(q, k, lse, **without_sink), want, ulps=32)
+    assert_close(every, want, ulps=32)
     if name == "mask":
         assert (chosen[2:] == 0).all()
 
@@ -275,8 +299,9 @@ def test_chosen_rows_of_the_weights_are_those_of_the_definition(name):
 def test_chosen_rows_are_mapped_and_take_no_more_than_their_own_memory():
     q, k, _ = qkv(T=T, S=S, dtype=np.float32)
     lse = normal(T, dtype=np.float32)
-    one = jattn.weights_of(q, k, lse, ROWS)
-    many = jax.vmap(jattn.weights_of)(*(np.stack([a, a]) for a in (q, k, lse)), np.stack([ROWS, ROWS[::-1]]))
+    one = np.asarray(jax.jit(jattn.weights_of)(q, k, lse, ROWS))
+    mapped = jax.jit(jax.vmap(jattn.weights_of))
+    many = mapped(*(np.stack([a, a]) for a in (q, k, lse)), np.stack([ROWS, ROWS[::-1]]))
     assert_close(many, np.stack([one, one[::-1]]), ulps=8)
 
     def most(rows):
