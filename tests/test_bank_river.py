@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,6 +22,8 @@ from scipy.optimize import minimize
 
 import jattn
 from jattn import figures, reference
+
+pytestmark = pytest.mark.structure
 
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
@@ -142,8 +145,9 @@ def test_the_weights_flip_exactly_where_the_condition_says(short, x64):
         np.testing.assert_allclose(out, by_hand(Q, k) @ V, rtol=0, atol=EXACT)
         assert (p[1] > p[0]) == (a > 1)
     moved = np.random.default_rng(0).uniform(-3, 3, (200, 2))
-    wins = [jattn.explain(Q[None], K * [[1], [0], [1]] + np.outer([0, 1, 0], m), V).weights[0] for m in moved]
-    np.testing.assert_array_equal([p[1] > p[0] for p in wins], moved[:, 0] > 1)  # the half-plane x > 1, whatever y
+    keys = np.stack([K * [[1], [0], [1]] + np.outer([0, 1, 0], m) for m in moved])
+    wins = jax.jit(jax.vmap(jattn.explain, (None, 0, None)))(Q[None], keys, V).weights[:, 0]
+    np.testing.assert_array_equal(wins[:, 1] > wins[:, 0], moved[:, 0] > 1)  # the half-plane x > 1, whatever y
     assert {True, False} == set(moved[:, 0] > 1)
     turned = short["flip"]["turned"]
     assert cos(np.array(turned["k"]), Q) == 1
@@ -183,11 +187,12 @@ def test_each_descent_is_that_of_numpy(short, word, mover):
 
 @pytest.mark.parametrize("target", CONTEXTS.values(), ids=CONTEXTS)
 def test_the_pull_is_jax_grad_of_the_reference(target, x64):
-    def loss(q):
-        return -jnp.log(reference.steps(q[None], jnp.asarray(K), jnp.asarray(K))[0].weights[0, target])
+    @jax.jit
+    def slope(q):
+        return jax.grad(lambda q: -jnp.log(reference.steps(q[None], K, K)[0].weights[0, target]))(q)
 
-    seen = descent.look(jnp.asarray(Q), jnp.asarray(K), target)
-    np.testing.assert_allclose(seen["pulls"].sum(0), -jax.grad(loss)(jnp.asarray(Q)), rtol=0, atol=EXACT)
+    seen = jax.jit(descent.look)(Q, K, target)
+    np.testing.assert_allclose(seen["pulls"].sum(0), -slope(Q), rtol=0, atol=EXACT)
     np.testing.assert_allclose(seen["pull"], (K[target] - by_hand(Q, K) @ K) / math.sqrt(2), rtol=0, atol=EXACT)
     assert abs(np.asarray(seen["pull"]) - K[target] / math.sqrt(2)).max() > 0.05  # the slogan's pull is another
 
@@ -195,8 +200,9 @@ def test_the_pull_is_jax_grad_of_the_reference(target, x64):
 @pytest.mark.parametrize("target", CONTEXTS.values(), ids=CONTEXTS)
 def test_the_widest_margin_is_that_of_a_solver_and_of_a_search(target, x64):
     rng = np.random.default_rng(1)
+    widest = jax.jit(partial(descent.widest, target=target))
     for k in (K, *rng.normal(size=(4, 3, 2))):
-        u, margin = map(np.asarray, descent.widest(jnp.asarray(k), target))
+        u, margin = map(np.asarray, widest(k))
         d = k[target] - np.delete(k, target, 0)
         best, most = widest_by_angle(k, target)
         if most <= 1e-3:  # the target lies between its rivals: no direction prefers it
@@ -335,10 +341,18 @@ def test_the_page_fits_80_columns_and_says_what_was_measured(made, request):
         assert what in " ".join(page.split())
 
 
-def test_help_says_what_it_takes():
-    made = run("--help")
-    assert (made.returncode, made.stderr) == (0, "")
-    assert {"--steps", "--learning-rate", "--out", "--json"} <= set(made.stdout.split())
+def asked(monkeypatch, capsys, *argv):
+    """Status, output and errors of the demo, in this process."""
+    monkeypatch.setattr(sys, "argv", ["bank_river.py", *map(str, argv)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.run(demo.arguments(), demo.compute, demo.show)
+    return stopped.value.code, *capsys.readouterr()
+
+
+def test_help_says_what_it_takes(monkeypatch, capsys):
+    code, out, err = asked(monkeypatch, capsys, "--help")
+    assert (code, err) == (0, "")
+    assert {"--steps", "--learning-rate", "--out", "--json"} <= set(out.split())
 
 
 REFUSED = [
@@ -374,8 +388,16 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("argv", [["--steps", "9"], ["--steps", "many"], ["--learning-rate", "0"], ["--ou"]])
-def test_bad_input_is_one_line_and_status_2(argv, tmp_path):
-    made = run(*argv, *(["--out", tmp_path] if argv != ["--ou"] else []))
+def test_bad_input_is_one_line_and_status_2(argv, tmp_path, monkeypatch, capsys):
+    code, out, err = asked(monkeypatch, capsys, *argv, *(["--out", tmp_path] if argv != ["--ou"] else []))
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith("bank_river.py: ")
+    assert os.listdir(tmp_path) == []
+
+
+def test_bad_input_as_the_reader_meets_it(tmp_path):
+    made = run("--steps", "9", "--out", tmp_path)
     assert (made.returncode, made.stdout) == (2, "")
     assert len(made.stderr.splitlines()) == 1
     assert made.stderr.startswith("bank_river.py: ")

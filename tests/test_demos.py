@@ -19,11 +19,14 @@ import pytest
 
 from jattn import reference
 
+pytestmark = pytest.mark.structure
+
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 cli = importlib.import_module("_cli")
 
 EXACT = 1e-12
+HIDDEN = {"FORCE_COLOR", "COLUMNS", "NO_COLOR", "TTY_COMPATIBLE"}
 DEMOS = {
     "walk_near_river_bank": lambda r: [{"q": r["E"], "k": r["E"], "v": r["E"], **r}],
     "attention_kata": lambda r: [r, *({"q": c["E"], "k": c["E"], "v": c["E"], "row": c["words"].index("bank"), **c}
@@ -49,8 +52,7 @@ def results() -> dict[str, dict]:
 
 def run(name: str, *argv: str, **environment: str) -> subprocess.CompletedProcess:
     """A walkthrough as a reader runs it, its output piped."""
-    hidden = {"FORCE_COLOR", "COLUMNS", "NO_COLOR", "TTY_COMPATIBLE"}
-    env = {key: value for key, value in os.environ.items() if key not in hidden} | environment
+    env = {key: value for key, value in os.environ.items() if key not in HIDDEN} | environment
     command = [sys.executable, str(FOLDER / f"{name}.py"), *argv]
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=900, check=False)
 
@@ -114,20 +116,33 @@ def test_a_piped_page_is_plain_and_80_wide(name):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_colour_is_seen_where_it_is_asked_for_and_not_under_no_color():
-    assert "\x1b[38;2;" in run("walk_near_river_bank", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm").stdout
-    uncoloured = run("walk_near_river_bank", FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout
+def test_colour_is_seen_where_it_is_asked_for_and_not_under_no_color(results, monkeypatch, capsys):
+    demo, seen = importlib.import_module("walk_near_river_bank"), []
+    monkeypatch.setattr(sys, "argv", ["walk_near_river_bank.py"])
+    for environment in ({"COLORTERM": "truecolor"}, {"NO_COLOR": "1"}):
+        with monkeypatch.context() as patch:
+            for name in HIDDEN:
+                patch.delenv(name, raising=False)
+            for name, value in ({"FORCE_COLOR": "1", "TERM": "xterm"} | environment).items():
+                patch.setenv(name, value)
+            cli.run(demo.arguments(), lambda args: results["walk_near_river_bank"], demo.show)
+            seen.append(capsys.readouterr().out)
+    coloured, uncoloured = seen
+    assert "\x1b[38;2;" in coloured
     assert "[38;" not in uncoloured
     assert "[48;" not in uncoloured
 
 
 @pytest.mark.parametrize("name", DEMOS)
-def test_help_says_what_it_shows(name):
-    done = run(name, "--help")
-    doc = importlib.import_module(name).__doc__
-    assert done.returncode == 0
-    assert doc.splitlines()[0] in done.stdout
-    assert "--json" in done.stdout
+def test_help_says_what_it_shows(name, monkeypatch, capsys):
+    demo = importlib.import_module(name)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.run(demo.arguments(), demo.compute, demo.show)
+    said = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert demo.__doc__.splitlines()[0] in said
+    assert "--json" in said
 
 
 def test_a_reader_that_stops_reading_is_no_error():
@@ -195,9 +210,8 @@ def test_bad_input_is_one_line_and_status_2(argv, names, tmp_path, monkeypatch, 
     assert err.rstrip().endswith(".")
 
 
-@pytest.mark.parametrize("argv", [["--word", "river=0.8,0.8", "--word", "bank=0.8"], ["--focus", "money"]])
-def test_bad_input_as_the_reader_meets_it(argv):
-    done = run("walk_near_river_bank", *argv)
+def test_bad_input_as_the_reader_meets_it():
+    done = run("walk_near_river_bank", "--word", "river=0.8,0.8", "--word", "bank=0.8")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "Traceback" not in done.stderr
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+pytestmark = pytest.mark.structure
+
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 cli, bank, explore, recorder, which = (

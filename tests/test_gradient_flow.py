@@ -14,6 +14,8 @@ from matplotlib.image import imread
 from rich.cells import cell_len
 from scipy.optimize import linprog
 
+pytestmark = pytest.mark.structure
+
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 cli, demo, rules = (importlib.import_module(name) for name in ("_cli", "gradient_flow", "_flow_rules"))

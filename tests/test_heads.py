@@ -14,11 +14,19 @@ from jattn.positions import rotary
 
 T, S, E, C, H, HKV, D, DV = 13, 17, 11, 7, 6, 3, 4, 5
 CAUSAL = np.tril(np.ones((T, T), bool))
+attention, turned = jax.jit(reference.attention), jax.jit(rotary, static_argnames="base")
+causal = jax.jit(partial(heads.multi_head, mask=masks.causal()))
+
+
+def init(key, width, of=heads.init, **options):
+    """Parameters, drawn in one program."""
+    return jax.tree.map(np.asarray, jax.jit(partial(of, width=width, **options))(key))
 
 
 def drawn(seed=0, **options):
     """Parameters in float64, every array of them away from its initial value."""
-    made = heads.init(jax.random.key(seed), E, **({"heads": H, "head_dim": D, "value_dim": DV} | options))
+    sizes = {"heads": H, "head_dim": D, "value_dim": DV, "initializer": jax.nn.initializers.zeros}
+    made = init(jax.random.key(seed), E, **sizes | options)
     return {
         name: normal(*w.shape, seed=i) * 0.3 + np.asarray(w, np.float64) for i, (name, w) in enumerate(made.items())
     }
@@ -41,7 +49,7 @@ def by_reference(params, x, context=None, turn=lambda x: x, each=lambda h: {}, *
             q, k = unit(q) * D**0.5 * p["q_norm"], unit(k) * D**0.5 * p["k_norm"]
         if "temperature" in p:
             q, k, options = unit(q) * p["temperature"][h], unit(k), {"scale": 1.0} | options
-        out = np.asarray(reference.attention(turn(q), turn(k), v, **options, **each(h))[0])
+        out = np.asarray(attention(turn(q), turn(k), v, **options, **each(h))[0])
         if "head_scale" in p:
             out = out * p["head_scale"][h]
         if "gate" in p:
@@ -63,38 +71,43 @@ FORMS = {
 }
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("form", FORMS)
 def test_multi_head_is_attention_in_every_head(form):
     params, x = drawn(**FORMS[form]), normal(T, E, seed=50)
-    got = jax.jit(partial(heads.multi_head, mask=masks.causal()))(params, x)
+    got = causal(params, x)
     assert_close(got, by_reference(params, x, mask=CAUSAL), ulps=64)
     if form != "multi-head":  # the control: each form is its own
         plain = {name: params[name] for name in ("q", "k", "v", "out")}
         others = plain if set(params) != set(plain) else {**plain, "k": plain["k"] * 1.1}
-        assert np.abs(got - heads.multi_head(others, x, mask=masks.causal())).max() > 1e-3
+        assert np.abs(got - causal(others, x)).max() > 1e-3
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_cross_attention_asks_a_context_of_another_width():
     params, x, context = drawn(context_width=C, bias=True), normal(T, E, seed=50), normal(S, C, seed=51)
-    assert_close(heads.multi_head(params, x, context), by_reference(params, x, context), ulps=64)
+    assert_close(jax.jit(heads.multi_head)(params, x, context), by_reference(params, x, context), ulps=64)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_turning_comes_after_the_norm_and_sees_the_positions_of_each_side():
     params, x, context = drawn(qk_norm="rms"), normal(T, E, seed=50), normal(S, E, seed=51)
     stand, there = np.arange(T, dtype=np.int32) + 4, np.arange(S, dtype=np.int32)
-    turn = lambda x: np.asarray(rotary(x, stand if len(x) == T else there, base=50.0))  # noqa: E731
-    got = heads.multi_head(params, x, context, q_positions=stand, k_positions=there, turn=partial(rotary, base=50.0),
-                           mask=masks.causal())  # fmt: skip
+    turn = lambda x: np.asarray(turned(x, stand if len(x) == T else there, base=50.0))  # noqa: E731
+    block = jax.jit(partial(heads.multi_head, turn=partial(rotary, base=50.0), mask=masks.causal()))
+    got = block(params, x, context, q_positions=stand, k_positions=there)
     want = by_reference(params, x, context, turn, mask=stand[:, None] >= there[None])
     assert_close(got, want, ulps=64)
     # the distance alone matters, so that positions of self-attention may begin anywhere
-    shifted = [heads.multi_head(params, x, q_positions=stand + n, turn=rotary) for n in (0, 1000)]
+    alone = jax.jit(partial(heads.multi_head, turn=rotary))
+    shifted = [alone(params, x, q_positions=stand + np.int32(n)) for n in (0, 1000)]
     assert_close(*shifted, ulps=1e5)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_each_head_has_its_own_sink_bias_and_score():
     params, x = drawn(kv_heads=HKV), normal(T, E, seed=50)
@@ -103,13 +116,12 @@ def test_each_head_has_its_own_sink_bias_and_score():
     def far(slope, score, t, s):
         return score - slope * (t - s).astype(score.dtype)
 
-    got = heads.multi_head(
-        params, x, mask=masks.causal(), each={"sink": sinks, "bias": biases, "score": Partial(far, jnp.asarray(slopes))}
-    )
-    own = lambda h: {"sink": sinks[h], "bias": jnp.asarray(biases[h]), "score": partial(far, slopes[h])}  # noqa: E731
+    got = causal(params, x, each={"sink": sinks, "bias": biases, "score": Partial(far, slopes)})
+    own = lambda h: {"sink": sinks[h], "bias": biases[h], "score": Partial(far, slopes[h])}  # noqa: E731
     assert_close(got, by_reference(params, x, each=own, mask=CAUSAL), ulps=64)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_the_gradient_of_every_parameter_is_that_of_the_reference():
     params, x = drawn(**FORMS["all at once"]), normal(T, E, seed=50)
@@ -126,10 +138,12 @@ def test_the_gradient_of_every_parameter_is_that_of_the_reference():
     assert_close(*grads, ulps=512)
 
 
+@pytest.mark.structure
 def test_dropout_draws_anew_for_each_head():
-    q = k = jnp.zeros((H, T, D))
-    v = jnp.broadcast_to(jnp.eye(T), (H, T, T))
-    dropped = heads.grouped(q, k, v, dropout_rate=0.5, dropout_key=jax.random.key(3)) == 0
+    q = k = np.zeros((H, T, D), np.float32)
+    v = np.broadcast_to(np.eye(T, dtype=np.float32), (H, T, T))
+    made = jax.jit(partial(heads.grouped, dropout_rate=0.5))(q, k, v, dropout_key=jax.random.key(3))
+    dropped = np.asarray(made) == 0
     assert 0.4 < dropped.mean() < 0.6
     assert (dropped[0] != dropped[1]).mean() > 0.3
 
@@ -141,13 +155,14 @@ INITIALIZERS = {
 }
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_the_mean_and_variance_of_every_matrix_are_as_documented(name):
     initializer, variance = INITIALIZERS[name]
-    made = heads.init(jax.random.key(0), 96, heads=4, kv_heads=2, head_dim=40, value_dim=24, context_width=64,
-                      gate=True, initializer=initializer)  # fmt: skip
-    latent = heads.latent_init(jax.random.key(1), 96, heads=4, head_dim=40, turned_dim=16, value_dim=24, kv_rank=32,
-                               q_rank=48, initializer=initializer)  # fmt: skip
+    made = init(jax.random.key(0), 96, heads=4, kv_heads=2, head_dim=40, value_dim=24, context_width=64,
+                gate=True, initializer=initializer)  # fmt: skip
+    latent = init(jax.random.key(1), 96, heads.latent_init, heads=4, head_dim=40, turned_dim=16, value_dim=24,
+                  kv_rank=32, q_rank=48, initializer=initializer)  # fmt: skip
     for params in (made, {n: w for n, w in latent.items() if "norm" not in n}):
         for which, w in params.items():
             fan_in = w.shape[0] * w.shape[1] if which == "out" else w.shape[0]
@@ -158,39 +173,48 @@ def test_the_mean_and_variance_of_every_matrix_are_as_documented(name):
     assert all(np.abs(a - b).max() > 1e-3 for i, a in enumerate(drawn) for b in drawn[:i]), "no two are alike"
 
 
+@pytest.mark.structure
 def test_what_is_not_a_matrix_begins_where_it_changes_nothing():
-    made = heads.init(jax.random.key(0), E, heads=H, head_dim=D, bias=True, qk_norm="rms", head_scale=True)
+    made = init(jax.random.key(0), E, heads=H, head_dim=D, bias=True, qk_norm="rms", head_scale=True)
     for name, w in made.items():
         if name.endswith("bias"):
             assert_close(w, np.zeros(w.shape), ulps=0)
         if name.endswith("norm") or name == "head_scale":
             assert_close(w, np.ones(w.shape), ulps=0)
-    l2 = heads.init(jax.random.key(0), E, heads=H, head_dim=D, qk_norm="l2", dtype=jnp.bfloat16)
+    l2 = init(jax.random.key(0), E, heads=H, head_dim=D, qk_norm="l2", dtype=jnp.bfloat16)
     assert_close(l2["temperature"], np.full(H, D**0.5), ulps=1)
     assert {w.dtype for w in l2.values()} == {jnp.dtype(jnp.bfloat16)}
 
 
+@pytest.mark.structure
 def test_unit_tokens_stay_unit_and_scores_have_variance_one():
-    params = heads.init(jax.random.key(0), 256, heads=8, head_dim=32)
-    q, k, v = heads.project(params, jax.random.normal(jax.random.key(1), (64, 256)))
+    params = init(jax.random.key(0), 256, heads=8, head_dim=32)
+    q, k, v = map(np.asarray, jax.jit(heads.project)(params, normal(64, 256, dtype=np.float32)))
     assert {round(float(a.var()), 1) for a in (q, k, v)} == {1.0}
-    scores = jnp.einsum("htd,hsd->hts", q, k) * 32**-0.5
+    scores = np.einsum("htd,hsd->hts", q, k) * 32**-0.5
     off_diagonal = scores[:, ~np.eye(64, dtype=bool)]
     assert 0.9 < off_diagonal.var() < 1.1
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("q_rank", [None, 9])
 def test_latent_attention_expanded_is_absorbed_and_both_are_the_definition(q_rank):
-    made = heads.latent_init(
-        jax.random.key(0), E, heads=H, head_dim=D, turned_dim=2, value_dim=DV, kv_rank=C, q_rank=q_rank
-    )
+    made = init(jax.random.key(0), E, heads.latent_init, heads=H, head_dim=D, turned_dim=2, value_dim=DV, kv_rank=C,
+                q_rank=q_rank, initializer=jax.nn.initializers.zeros)  # fmt: skip
     p = {name: normal(*w.shape, seed=i) * 0.3 + np.asarray(w, np.float64) for i, (name, w) in enumerate(made.items())}
     x, stand, by = normal(T, E, seed=50), np.arange(T, dtype=np.int32) + 5, normal(T, E, seed=51)
     turn, options = partial(rotary, base=30.0), {"mask": masks.causal(), "each": {"sink": normal(H, seed=9)}}
     forms = [partial(f, positions=stand, turn=turn, **options) for f in (heads.latent_expanded, heads.latent_absorbed)]
-    values = [jax.jit(jax.value_and_grad(lambda p, x, f=f: (f(p, x) * by).sum(), (0, 1)))(p, x) for f in forms]
-    assert_close(*values, ulps=2048)
+
+    def loss(p, x, f):
+        out = f(p, x)
+        return (out * by).sum(), out
+
+    grad = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), static_argnums=2)
+    ((value, out), slopes), ((other, _), others) = (grad(p, x, f) for f in forms)
+    assert_close((value, slopes), (other, others), ulps=2048)
+    turn = partial(turned, base=30.0)
 
     def rms(x, weight):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
@@ -203,14 +227,13 @@ def test_latent_attention_expanded_is_absorbed_and_both_are_the_definition(q_ran
         q = np.concatenate([q[:, :D], turn(q[:, D:], stand)], 1)
         k = np.concatenate([latent @ p["k"][:, h], k_turned], 1)
         sink = options["each"]["sink"][h]
-        total = total + reference.attention(q, k, latent @ p["v"][:, h], mask=CAUSAL, sink=sink)[0] @ p["out"][h]
-    assert_close(forms[0](p, x), total, ulps=256)
+        total = total + attention(q, k, latent @ p["v"][:, h], mask=CAUSAL, sink=sink)[0] @ p["out"][h]
+    assert_close(out, total, ulps=256)
 
 
 def test_a_batch_is_a_vmap_and_low_precision_stays_low():
-    params = heads.init(jax.random.key(0), E, heads=H, head_dim=D, kv_heads=HKV, dtype=jnp.bfloat16)
-    x = jnp.asarray(normal(2, T, E, dtype=np.float32), jnp.bfloat16)
-    block = partial(heads.multi_head, mask=masks.causal())
-    got = jax.jit(jax.vmap(block, (None, 0)))(params, x)
+    params = init(jax.random.key(0), E, heads=H, head_dim=D, kv_heads=HKV, dtype=jnp.bfloat16)
+    x = normal(2, T, E).astype(jnp.bfloat16)
+    got = jax.jit(jax.vmap(causal, (None, 0)))(params, x)
     assert got.dtype == jnp.bfloat16
-    assert_close(got[1], block(params, x[1]), ulps=4)
+    assert_close(got[1], causal(params, x[1]), ulps=4)

@@ -21,6 +21,8 @@ from test_public import flaws
 from jattn import lab
 from jattn.lab.result import oracle, result
 
+pytestmark = pytest.mark.structure
+
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 cli, demo = importlib.import_module("_cli"), importlib.import_module("lab")
@@ -44,9 +46,13 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def page():
+def page(pytestconfig):
     """Everything that the demo computes, once, in this process and under strict promotion."""
-    return cli.evaluate(demo.compute, demo.arguments().parse_args([]))
+    with pytest.MonkeyPatch.context() as patch:
+        if not pytestconfig.option.all:  # with no optimisation 6,000 steps of Adam run long, with all they compile long
+            quick = {"static_argnums": 1, "compiler_options": {"xla_backend_optimization_level": 1}}
+            patch.setattr(lab.induction, "trained", jax.jit(lab.induction.trained.__wrapped__, **quick))
+        return cli.evaluate(demo.compute, demo.arguments().parse_args([]))
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +95,8 @@ def test_linear_attention_learns_a_step_of_descent(found):
 
 def test_a_step_of_descent_is_a_weighted_sum_of_values():
     with jax.enable_x64(True):
-        tokens, x, _ = lab.regression.prompt(jax.random.key(3))
-        got = float(lab.regression.descended(0.7, tokens, x))
-    tokens, x = np.asarray(tokens), np.asarray(x)
+        tokens, x, _ = map(np.asarray, jax.jit(lab.regression.prompt)(jax.random.key(3)))
+        got = float(jax.jit(lab.regression.descended)(0.7, tokens, x))
     want = 0.7 * (tokens[:, -1] @ tokens[:, :-1] @ x) / len(tokens)
     assert abs(got - want) < 1e-12
 
@@ -147,8 +152,8 @@ def test_the_bound_is_the_least_entropy_that_an_optimiser_finds(sigma):
 
 def test_a_bound_too_high_by_one_percent_is_violated():
     with jax.enable_x64(True):
-        draws = jax.vmap(lab.entropies.drawn)(jax.random.split(jax.random.key(0), 200))
-        rows = np.asarray(jax.vmap(lab.entropies.entropies)(*draws)).min(1)
+        draws = jax.jit(jax.vmap(lab.entropies.drawn))(jax.random.split(jax.random.key(0), 200))
+        rows = np.asarray(jax.jit(jax.vmap(lab.entropies.entropies))(*draws)).min(1)
         sigma = lab.entropies.sigma_of(*map(np.asarray, draws))
     assert (rows >= lab.entropies.bound(sigma, 7)).all()
     assert (rows < 1.01 * lab.entropies.bound(sigma, 7)).any()
@@ -158,9 +163,10 @@ def test_two_layers_find_induction_heads_and_one_cannot(found):
     r, induction = found["induction_heads"]["measured"], lab.induction
     assert r["nats, two layers"] <= 1.0
     assert r["nats, one layer"] >= 2.0
-    drawn = [induction.repeated(k) for k in jax.random.split(jax.random.key(0), 64)]
-    assert {int(period) for _, period in drawn} == set(range(induction.SHORTEST, induction.LONGEST + 1))
-    for tokens, period in drawn:
+    draw = jax.jit(jax.vmap(induction.repeated))
+    texts, periods = map(np.asarray, draw(jax.random.split(jax.random.key(0), 64)))
+    assert {int(period) for period in periods} == set(range(induction.SHORTEST, induction.LONGEST + 1))
+    for tokens, period in zip(texts, periods, strict=True):
         assert len(set(tokens[:period].tolist())) == period  # no token but the repetition tells what comes next
         assert (tokens[period:] == tokens[:-period]).all()
 

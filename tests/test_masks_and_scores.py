@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.structure
+
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 cli, demo, sheet = (importlib.import_module(name) for name in ("_cli", "masks_and_scores", "_sheet"))
