@@ -76,7 +76,7 @@ core: $(VENV)/.ready-dev
 	@$(PYTEST) $(CORE:%=tests/test_%.py)
 
 test-nightly:
-	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly nightly
+	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly PYTHON="$(or $(NEWEST),$(PYTHON))" nightly
 
 nightly: $(VENV)/.ready-dev
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --upgrade --pre --extra-index-url $(NIGHTLY) jax jaxlib

@@ -12,7 +12,7 @@ from _inputs import normal
 import jattn
 from jattn import masks, scores
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="the other side of each equality: pip install 'jattn[parity]'")
 
 SIZES = [(13, 13, 5, 3), (67, 67, 7, 7)]
 ULPS = 512 * float(np.finfo(np.float64).eps)
