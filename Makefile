@@ -1,17 +1,31 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test browser bench measure check lint clean
+.PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly core nightly constraints browser \
+        bench measure check lint clean
 
 PYTHON ?= python3
 VENV   := .venv
 SIZE   := 0.9 GB for the demos and 2.3 GB for the tests
 BIN    := $(VENV)/bin
+PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
 DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text \
           masks_and_scores every_derivative bank_page
+# What a new JAX may break: the engine, masks, scores, sharding, cache and flow, and what holds of the whole package.
+CORE   := reference softmax partials masks scores positions tiles door walk visits batch heads cache sharding \
+          sharding_programs flow floors public messages
+# The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.
+LOWEST ?= $(shell command -v python3.11 || echo $(PYTHON))
+NIGHTLY := https://us-python.pkg.dev/ml-oss-artifacts-published/jax-public-nightly-artifacts-registry/simple/
+NEWEST ?= $(shell for v in 3.14 3.13 3.12; do \
+  for p in python$$v "$$(pyenv root 2>/dev/null)"/versions/$$v.*/bin/python; do \
+    "$$p" -c 'import ensurepip, venv' 2>/dev/null && command -v "$$p" && exit; done; done)
 
 help:
 	@echo "make demo    the walkthroughs, number by number"
 	@echo "make test    the tests, doctests and demos"
+	@echo "make test-all       the exhaustive products too"
+	@echo "make test-lowest    with the lowest versions that pyproject.toml names"
+	@echo "make test-newest    the engine, on the newest Python and JAX that can be had"
 	@echo "make bench   times and memory beside PyTorch, jax.nn, flax and tokamax"
 	@echo "make check   format, lint and types, then make test"
 	@echo "make clean   remove the environment and what the demos left"
@@ -22,7 +36,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make: jattn needs Python 3.11 or newer; say which: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.ready-%: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.ready-%: pyproject.toml $(wildcard $(PIP_CONSTRAINT)) | $(VENV)/bin/python
 	@echo "installing jattn[$*]: jax and what it needs, $(SIZE), once"
 	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]' >$(VENV)/pip.log 2>&1 & pid=$$!; \
 	while kill -0 $$pid 2>/dev/null; do sleep 1; \
@@ -37,8 +51,44 @@ demo: $(VENV)/.ready-demo
 demo-processes: $(VENV)/.ready-demo
 	@$(BIN)/python demos/many_devices.py --processes 4 --devices 2
 
-test: $(VENV)/.ready-dev $(VENV)/.weights browser
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+test: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+	@$(PYTEST)
+
+test-all: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+	@$(PYTEST) --all
+
+# In environments of their own. The lowest versions that pyproject.toml names, all at once, as a resolver found them.
+test-lowest:
+	@PIP_CONSTRAINT=constraints/lowest.txt $(MAKE) --no-print-directory VENV=$(VENV)-lowest PYTHON="$(LOWEST)" test
+
+constraints:
+	@$(PYTHON) -m venv $(VENV)-uv && $(VENV)-uv/bin/python -m pip install --disable-pip-version-check -q uv
+	@echo torch >$(VENV)-uv/torch
+	@$(VENV)-uv/bin/uv pip compile -q pyproject.toml --extra dev --extra parity --resolution lowest-direct --python-version 3.11 \
+	  --excludes $(VENV)-uv/torch --no-annotate --custom-compile-command "make constraints" -o constraints/lowest.txt --upgrade
+
+test-newest:
+	@if [ -n "$(NEWEST)" ]; then $(MAKE) --no-print-directory VENV=$(VENV)-newest PYTHON="$(NEWEST)" core; else \
+	echo "make test-newest: not run: no Python newer than 3.11 is here, and what follows JAX 0.10 needs one"; fi
+
+core: $(VENV)/.ready-dev
+	@$(BIN)/python -c 'import jax, platform; print("Python", platform.python_version(), "jax", jax.__version__)'
+	@$(PYTEST) $(CORE:%=tests/test_%.py)
+
+test-nightly:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly PYTHON="$(or $(NEWEST),$(PYTHON))" nightly
+
+nightly: $(VENV)/.ready-dev
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --upgrade --pre --extra-index-url $(NIGHTLY) jax jaxlib
+	@$(MAKE) --no-print-directory core
+
+# PyTorch without CUDA, from where pip looks or from PyTorch's own index, or none: PyPI's for Linux brings gigabytes of CUDA.
+$(VENV)/.torch: constraints/torch.txt | $(VENV)/.ready-dev
+	@echo "installing PyTorch's build for CPUs, and transformers, once"
+	@pip="$(BIN)/python -m pip install --disable-pip-version-check"; \
+	{ $$pip -r $< || $$pip --retries 1 --index-url https://download.pytorch.org/whl/cpu -r $<; } >$(VENV)/torch.log 2>&1 && \
+	$$pip --editable '.[parity]' >>$(VENV)/torch.log 2>&1 && touch $@ || \
+	echo "no build of PyTorch for CPUs: the tests that need it will be skipped, and say so ($(VENV)/torch.log)"
 
 # The page is tested in a real browser, Debian's chromium.
 browser:
@@ -72,4 +122,4 @@ measure: $(VENV)/.ready-bench
 check: lint test
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench out
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-lowest $(VENV)-newest $(VENV)-nightly $(VENV)-uv out

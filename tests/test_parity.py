@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="pip install 'jattn[parity]'")
+pytest.importorskip("torch", reason="runs the models: pip install 'jattn[parity]'")
+pytest.importorskip("transformers", reason="has the models: pip install 'jattn[parity]'")
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 zoo = importlib.import_module("model_zoo")

@@ -14,7 +14,7 @@ from jattn import masks, scores
 
 pytestmark = pytest.mark.structure
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="the other side of each equality: pip install 'jattn[parity]'")
 
 SIZES = [(13, 13, 5, 3), (67, 67, 7, 7)]
 ULPS = 512 * float(np.finfo(np.float64).eps)
