@@ -1,7 +1,6 @@
 """Details of the tiles and their derivatives that no other test would miss, each with what makes it matter."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import S, T, assert_close, normal, pairs, qkv
