@@ -80,6 +80,7 @@ def test_each_sentence_has_one_word_that_asks_and_says_where_its_clues_are(corpu
             assert [j for j, w in enumerate(words) if w in both] == np.flatnonzero(part.clue[i]).tolist()
 
 
+@pytest.mark.structure
 def test_a_reader_is_attention_over_the_words_that_exist(corpus, x64):
     parts, words = corpus
     longest = parts.train.ids.shape[1]
@@ -93,7 +94,7 @@ def test_a_reader_is_attention_over_the_words_that_exist(corpus, x64):
         ids = [int(i) if j == t or name != "positions" else texts.BLANK for j, i in enumerate(one.ids[:n])]
         x = w["E"][jnp.array(ids)] + w["P"][:n]
         scale = 0.0 if name == "uniform" else reader.D**-0.5
-        steps, _ = reference.steps(x[t][None] @ w["W_Q"], x @ w["W_K"], x @ w["W_V"], scale=scale)
+        steps, _ = jax.jit(reference.steps)(x[t][None] @ w["W_Q"], x @ w["W_K"], x @ w["W_V"], scale=scale)
         kind = jax.tree.map(lambda x, k=k: x[k], kinds)
         z, weights = look(w, kind, one, jnp.asarray(False))
         np.testing.assert_allclose(weights[:n], steps.weights[0], rtol=0, atol=100 * EPS)

@@ -25,6 +25,8 @@ import pytest
 from matplotlib.image import imread
 from rich.cells import cell_len
 
+pytestmark = pytest.mark.structure
+
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 cli, bert, minilm, heads, senses, page, demo = (

@@ -250,6 +250,7 @@ def test_a_score_that_is_written_anew_is_not_compiled_anew(make):
     "make",
     [
         lambda c: lambda score, t, s: score * c,  # a number of the code, not an array
+        lambda c: lambda score, t, s: score ** int(c),  # a parameter of an operation
         lambda c: lambda score, t, s: score + jnp.ones(int(c))[t % 2],
         lambda c: lambda score, t, s: jnp.sin(score) if c > 2 else jnp.cos(score),
         lambda c: lambda score, t, s: score + (t if c > 2 else s).astype(score.dtype),

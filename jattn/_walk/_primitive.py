@@ -118,6 +118,9 @@ def _run(fun: Walkable, *xs: Any) -> list[jax.Array]:
 
 @partial(jax.jit, static_argnums=0)
 def _compiled(fun: Walkable, *xs: Any) -> list[jax.Array]:
+    if not any(isinstance(x, jax.core.Tracer) for x in xs):
+        # jax.debug_nans found a NaN in the output, and calls what was compiled once more, operation by operation.
+        return fun.for_platform(jax.default_backend())(*xs)
     return walk_p.bind(*xs, fun=fun)
 
 

@@ -1,0 +1,38 @@
+"""Details of the tiles and their derivatives that no other test would miss, each with what makes it matter."""
+
+import jax
+import numpy as np
+import pytest
+from _inputs import S, T, assert_close, normal, pairs, qkv
+
+import jattn
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_a_tangent_that_is_nan_behind_a_mask_reaches_nothing(which):
+    """As along the operand itself, where that holds a NaN."""
+    allowed = pairs()
+    allowed[:, 3] = False
+    allowed[5] = False
+    clean = dict(zip("qkv", qkv(dtype=np.float32), strict=True))
+    row = 5 if which == "q" else 3
+    clean[which][row] = 0
+    dirty = clean | {which: clean[which].copy()}
+    dirty[which][row, 1] = np.nan
+
+    @jax.jit
+    def along_itself(x):
+        return jax.jvp(lambda x: jattn.attention(**x, mask=allowed, return_lse=True), (x,), (x,))
+
+    want = along_itself(clean)
+    assert all(np.isfinite(a[np.arange(T) != 5]).all() for a in jax.tree.leaves(want))
+    assert_close(along_itself(dirty), want, ulps=8)
+
+
+def test_partials_of_any_size_merge_without_an_overflow():
+    """Both denominators are beyond the largest float, and so is their sum; or below the smallest."""
+    lse = np.array([300, -300, 1e30, -1e30], np.float32)
+    out_a, out_b = normal(4, S, dtype=np.float32), normal(4, S, seed=1, dtype=np.float32)
+    out, merged = jax.jit(jattn.merge)((out_a, lse), (out_b, lse))
+    assert_close(out, (out_a + out_b) / 2, ulps=4)
+    assert_close(merged, lse + np.log(np.float32(2)), ulps=2)
