@@ -7,10 +7,11 @@ on it.
 `jax.interpreters` and `jax.extend` are where JAX tells authors of primitives to look, without a promise of stability.
 """
 
+from types import MappingProxyType
 from typing import Any
 
 import jax.extend.core
-from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax._src import dispatch
 from jax.core import eval_jaxpr
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.experimental.ode import odeint
@@ -21,7 +22,7 @@ from jax.sharding import ManualAxisType
 # One class with Jaxpr from jax 0.11 on, where its own name is kept for those who still ask for it.
 ClosedJaxpr: Any = getattr(jax.extend.core, "ClosedJaxpr", Jaxpr)
 
-WHY = {
+WHY = MappingProxyType({
     "jax._src.dispatch.prim_requires_devices_during_lowering": (
         "the lowering of a batched call asks which devices there are, to keep sharded examples where they lie; "
         "there is no public way to say so"
@@ -43,7 +44,13 @@ WHY = {
     "jax.interpreters.batching": "the rule of the primitives under vmap",
     "jax.interpreters.mlir": "how the primitives are lowered, for each platform",
     "jax.sharding.ManualAxisType": "the types of arrays inside jax.shard_map, which a rule has to state",
-}
+})  # fmt: skip
+
+
+def asks_for_devices(primitive: Primitive) -> None:
+    """The rule that lowers this primitive looks at the devices of the program."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
 
 __all__ = [
     "WHY",
@@ -55,10 +62,10 @@ __all__ = [
     "Primitive",
     "SdyShardingRule",
     "ad",
+    "asks_for_devices",
     "batching",
     "custom_partitioning",
     "eval_jaxpr",
     "mlir",
     "odeint",
-    "prim_requires_devices_during_lowering",
 ]

@@ -42,6 +42,21 @@ def many(**options):
     return lambda: jattn.dot_product_attention(**(names | options))
 
 
+def exported(shape):
+    """Attention of arrays whose sizes are symbols of jax.export."""
+
+    def call():
+        as_ever = jax.config.jax_traceback_filtering
+        jax.config.update("jax_traceback_filtering", "off")  # or JAX adds lines of its own to the message
+        try:
+            spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), np.float32)
+            jax.export.export(jax.jit(lambda x: jattn.dot_product_attention(x, x, x)))(spec)
+        finally:
+            jax.config.update("jax_traceback_filtering", as_ever)
+
+    return call
+
+
 def rows_of(**given):
     return lambda: jattn.weights_of(**({"q": Q, "k": KEYS, "lse": ones(S)} | given))
 
@@ -192,6 +207,10 @@ TABLE = [
     (lambda: masks.prefix(whole(2)), ValueError, "prefix: n must be a scalar, got n [2]. Pass one; map over a batch of them with jax.vmap."),
     (lambda: masks.chunked(0), ValueError, "chunked: size must be at least 1, got size 0. Pass a Python int of at least 1."),
     (lambda: masks.dilated(-1), ValueError, "dilated: stride must be at least 1, got stride -1. Pass a Python int of at least 1."),
+    (attend(scale=float("nan")), ValueError, "attention: scale must be finite, got scale nan. Leave it out for 1/√D."),
+    (many(scale=-np.inf), ValueError, "dot_product_attention: scale must be finite, got scale -inf. Leave it out for 1/√D."),
+    (many(query=ones(B, T, N, 0), key=ones(B, S, K, 0)), ValueError, "dot_product_attention: H must be at least 1, got query [2, 13, 4, 0] and key [2, 17, 2, 0]. Give q and k at least one column."),
+    (exported("2, 3, 2, d"), ValueError, "dot_product_attention: H must be a number, got query [2, 3, 2, d] and key [2, 3, 2, d]. Export symbolic batches, heads and lengths."),
     (lambda: masks.blocks(ones(2, 2), 8), TypeError, "blocks: table must be boolean, got table float32[2, 2]. True lets a block meet."),
     (lambda: masks.blocks(ones(4, dtype=bool), 8), ValueError, "blocks: table must have the axes [T / size, S / size], got table [4]. Map over a batch or heads with jax.vmap."),
     (lambda: masks.blocks(ones(2, 2, dtype=bool), 1.5), TypeError, "blocks: size must be a whole number, got size of type float. Pass a Python int of at least 1."),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jattn._jax import ManualAxisType, Primitive, ad, mlir, prim_requires_devices_during_lowering
+from jattn._jax import ManualAxisType, Primitive, ad, asks_for_devices, mlir
 from jattn._walk._shards import Levels, kept_apart
 
 Leaves = Sequence[Any]
@@ -166,7 +166,7 @@ mlir.register_lowering(walk_p, partial(_lower, platform="gpu"))
 mlir.register_lowering(walk_p, partial(_lower, platform="cpu"), platform="cpu")
 mlir.register_lowering(walk_p, partial(_lower, platform="tpu"), platform="tpu")
 # The rule asks which devices there are, to keep examples apart (`_shards`).
-prim_requires_devices_during_lowering.add(walk_p)
+asks_for_devices(walk_p)
 
 
 # Derivatives.
