@@ -217,6 +217,7 @@ def test_a_query_that_meets_nothing_gives_zeros_where_jax_nn_gives_a_mean():
     assert_close(ours[0][:, rest], theirs[0][:, rest], ulps=32)
 
 
+@pytest.mark.structure
 def test_a_nan_behind_the_lengths_stays_there_where_in_jax_nn_it_spreads():
     q, k, v = batch(np.float32)
     dirty = v.copy()

@@ -152,7 +152,14 @@ BY = {
 }
 
 
-@pytest.mark.parametrize(("by", "score"), [("booleans", None), ("dense", alibi), ("algebra", alibi)])
+@pytest.mark.parametrize(
+    ("by", "score"),
+    [
+        pytest.param("booleans", None, marks=pytest.mark.structure),
+        pytest.param("dense", alibi, marks=pytest.mark.structure),
+        ("algebra", alibi),
+    ],
+)
 def test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing(by, score):
     """In q, k, v and bias; to second order; and the hidden have no derivative."""
     clean = {name: np.asarray(x, np.float32) for name, x in inputs().items()}
@@ -214,7 +221,7 @@ def test_what_is_bad_and_met_makes_the_row_nan_whatever_the_tiles(how, which, ba
 # Rows that meet nothing, and lengths of nothing and of one.
 
 
-@pytest.mark.parametrize("how", ["booleans", "lengths", "bias", "no keys"])
+@pytest.mark.parametrize("how", [pytest.param("lengths", marks=pytest.mark.structure), "booleans", "bias", "no keys"])
 def test_a_row_that_meets_nothing_gives_zeros_and_has_no_gradient(how):
     x = {name: np.asarray(a, np.float32) for name, a in inputs(S=0 if how == "no keys" else S).items()}
     del x["sink"]

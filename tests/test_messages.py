@@ -19,6 +19,8 @@ from test_lab import MESSAGES as LAB
 import jattn
 from jattn import masks, scores
 
+pytestmark = pytest.mark.structure
+
 
 def ones(*shape, dtype=np.float32):
     return np.ones(shape, dtype)

@@ -119,6 +119,21 @@ def test_derivatives_agree_with_finite_differences_to_second_order():
     check_grads(jax.jit(jattn.merge), args, order=2, atol=1e-6, rtol=1e-6, eps=1e-4)
 
 
+@jax.jit
+def orders_of_the_merge(*x):
+    """Value, tangent, gradient, tangent of the gradient, gradient of the square of the gradient."""
+
+    def f(a_out, a_lse, b_out, b_lse):
+        out, lse = jattn.merge((a_out, a_lse), (b_out, b_lse))
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.where(lse == -jnp.inf, 0, jnp.sin(lse)))
+
+    pairs, x_dot = (x[:2], x[2:]), tuple(jnp.ones_like(y) for y in x)
+    first = jax.grad(f, (0, 1, 2, 3))
+    pulled = jax.grad(lambda *x: sum(jnp.sum(y * y) for y in first(*x)), (0, 1, 2, 3))
+    value, value_dot = jax.jvp(jattn.merge, pairs, (x_dot[:2], x_dot[2:]))
+    return value, value_dot, first(*x), jax.jvp(first, x, x_dot)[1], pulled(*x)
+
+
 @pytest.mark.parametrize("junk", [0.0, np.nan, np.inf])
 def test_a_partial_of_no_keys_has_no_derivative_and_may_hold_anything(junk):
     """To second order, in both modes; the other rows and the other partial do not notice."""
@@ -127,19 +142,7 @@ def test_a_partial_of_no_keys_has_no_derivative_and_may_hold_anything(junk):
     a_out[a_lse == -np.inf] = junk
     b_out[b_lse == -np.inf] = junk
 
-    def f(a_out, a_lse, b_out, b_lse):
-        out, lse = jattn.merge((a_out, a_lse), (b_out, b_lse))
-        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.where(lse == -jnp.inf, 0, jnp.sin(lse)))
-
-    @jax.jit
-    def derivatives(*x):
-        pairs, x_dot = (x[:2], x[2:]), tuple(jnp.ones_like(y) for y in x)
-        first = jax.grad(f, (0, 1, 2, 3))
-        pulled = jax.grad(lambda *x: sum(jnp.sum(y * y) for y in first(*x)), (0, 1, 2, 3))
-        value, value_dot = jax.jvp(jattn.merge, pairs, (x_dot[:2], x_dot[2:]))
-        return value, value_dot, first(*x), jax.jvp(first, x, x_dot)[1], pulled(*x)
-
-    (out, lse), value_dot, *orders = jax.tree.map(np.asarray, derivatives(a_out, a_lse, b_out, b_lse))
+    (out, lse), value_dot, *orders = jax.tree.map(np.asarray, orders_of_the_merge(a_out, a_lse, b_out, b_lse))
     np.testing.assert_array_equal(out[0], b_out[0])
     np.testing.assert_array_equal(out[2], 0)
     np.testing.assert_array_equal(lse[[0, 2]], [0.25, -np.inf])

@@ -113,6 +113,7 @@ def test_derivatives_agree_with_finite_differences_in_both_modes_to_second_order
     check_grads(jax.jit(OURS[name]), (normal(2, 3),), order=2, atol=1e-6, rtol=1e-6, eps=1e-4)
 
 
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", OURS)
 def test_where_nothing_is_saturated_it_is_jax_nn(name):

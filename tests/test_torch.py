@@ -85,6 +85,13 @@ def ours(x, w, **options):
     return [out, *pull(jnp.asarray(w))]
 
 
+def each(names, small):
+    """The larger size, of several tiles, with every name; the smaller with some of them, or with --all."""
+    for name in names:
+        yield pytest.param(name, SIZES[1], id=name)
+        yield pytest.param(name, SIZES[0], id=f"{name}, small", marks=() if name in small else pytest.mark.exhaustive)
+
+
 def assert_agree(got, want):
     for g, w in zip(got, want, strict=True):
         assert np.abs(np.asarray(g) - w).max() <= ULPS * max(1, np.abs(w).max())
@@ -92,34 +99,32 @@ def assert_agree(got, want):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", MASKS)
-def test_a_mask_is_what_pytorch_makes_of_it(name):
+@pytest.mark.parametrize(("name", "size"), each(MASKS, {"causal", "blocks", "lengths"}))
+def test_a_mask_is_what_pytorch_makes_of_it(name, size):
     from torch.nn.attention.flex_attention import create_block_mask
 
     make, rule = MASKS[name]
-    for size in SIZES:
-        T, S = size[:2]
-        *x, w = arrays(*size)
-        got = ours(x, w, mask=make(T))
-        dense = np.asarray(masks.to_dense(make(T), T, S))
-        assert_agree(got, sdpa(x, w, attn_mask=torch.tensor(dense)))
-        assert_agree(got[:1], [flex(x, block_mask=create_block_mask(rule(T), 1, 1, T, S, device="cpu"))])
+    T, S = size[:2]
+    *x, w = arrays(*size)
+    got = ours(x, w, mask=make(T))
+    dense = np.asarray(masks.to_dense(make(T), T, S))
+    assert_agree(got, sdpa(x, w, attn_mask=torch.tensor(dense)))
+    assert_agree(got[:1], [flex(x, block_mask=create_block_mask(rule(T), 1, 1, T, S, device="cpu"))])
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", SCORES)
-def test_a_score_is_what_pytorch_makes_of_it(name):
+@pytest.mark.parametrize(("name", "size"), each(SCORES, {"alibi", "compose"}))
+def test_a_score_is_what_pytorch_makes_of_it(name, size):
     make, rule = SCORES[name]
     score = make()
-    for size in SIZES:
-        *x, w = arrays(*size)
-        got = ours(x, w, score=score)
-        assert_agree(got[:1], [flex(x, score_mod=rule)])
-        if name in ("alibi", "distance_bias"):  # the others are no bias
-            t = np.arange(size[0], dtype=np.int32)
-            bias = jax.vmap(jax.vmap(lambda t, s: score(jnp.float64(0), t, s), (None, 0)), (0, None))(t, t)
-            assert_agree(got, sdpa(x, w, attn_mask=torch.tensor(np.asarray(bias))))
+    *x, w = arrays(*size)
+    got = ours(x, w, score=score)
+    assert_agree(got[:1], [flex(x, score_mod=rule)])
+    if name in ("alibi", "distance_bias"):  # the others are no bias
+        t = np.arange(size[0], dtype=np.int32)
+        bias = jax.vmap(jax.vmap(lambda t, s: score(jnp.float64(0), t, s), (None, 0)), (0, None))(t, t)
+        assert_agree(got, sdpa(x, w, attn_mask=torch.tensor(np.asarray(bias))))
 
 
 def test_another_mask_would_be_seen():

@@ -134,7 +134,11 @@ def close(got, want):
     assert_close(got, want, ulps=64, scale=8)
 
 
-def derivatives(f):
+SECOND = ("value", "jvp of grad", "grad of jvp", "grad of grad")  # what these are derived of is in their programs
+THIRD = ("value", "jvp", "grad", *SECOND[1:], "third", "linearize")
+
+
+def derivatives(f, asked=THIRD):
     """Everything up to third order of a function of arrays to arrays."""
 
     def loss(*x):
@@ -145,16 +149,17 @@ def derivatives(f):
         x_dot = tuple(jnp.cos(a) for a in x)
         along = lambda g: lambda *x: jax.jvp(g, x, x_dot)[1]  # noqa: E731
         gradient = jax.grad(loss, all_of_them)
-        return {
-            "value": f(*x),
-            "jvp": along(f)(*x),
-            "grad": gradient(*x),
-            "jvp of grad": along(gradient)(*x),
-            "grad of jvp": jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), all_of_them)(*x),
-            "grad of grad": jax.grad(lambda *x: sum(map(jnp.sum, gradient(*x))), all_of_them)(*x),
-            "third": along(jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), all_of_them))(*x),
-            "linearize": jax.linearize(f, *x)[1](*x_dot),
+        every = {
+            "value": lambda: f(*x),
+            "jvp": lambda: along(f)(*x),
+            "grad": lambda: gradient(*x),
+            "jvp of grad": lambda: along(gradient)(*x),
+            "grad of jvp": lambda: jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), all_of_them)(*x),
+            "grad of grad": lambda: jax.grad(lambda *x: sum(map(jnp.sum, gradient(*x))), all_of_them)(*x),
+            "third": lambda: along(jax.grad(lambda *x: sum(map(jnp.sum, along(f)(*x))), all_of_them))(*x),
+            "linearize": lambda: jax.linearize(f, *x)[1](*x_dot),
         }
+        return {name: every[name]() for name in asked}
 
     return orders
 
@@ -168,38 +173,59 @@ def test_it_is_the_function_and_has_its_derivatives_to_third_order():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("batch", "size"), [(7, 1), (7, 3), (7, 7), (6, 3), (1, 1), (1, 4)])
-def test_mapped_it_is_the_mapped_function_in_groups_of_any_size(batch, size):
-    """One at a time, several, all, with a remainder and without; to third order."""
+@pytest.mark.parametrize(
+    ("batch", "size", "asked"),
+    [
+        (7, 3, THIRD),
+        *((batch, size, SECOND) for batch, size in ((7, 1), (7, 7), (6, 3), (1, 1), (1, 4))),
+        *(
+            pytest.param(batch, size, THIRD, marks=pytest.mark.exhaustive)
+            for batch, size in ((7, 1), (7, 7), (6, 3), (1, 1), (1, 4))
+        ),
+    ],
+)
+def test_mapped_it_is_the_mapped_function_in_groups_of_any_size(batch, size, asked):
+    """One at a time, several, all, with a remainder and without; to second order, and to third."""
 
     def mapped(f):
-        return jax.jit(derivatives(lambda *x: jax.vmap(f)(*x)))(*operands(batch))
+        return jax.jit(derivatives(lambda *x: jax.vmap(f)(*x), asked))(*operands(batch))
 
     close(mapped(lambda *x: walk(Toy(size), *x)), mapped(plain))
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("axes", [(0, None, None), (None, 1, 0), (None, None, 0), (1, 2, None)])
-def test_some_operands_are_mapped_over_any_axis_and_the_others_shared(axes):
+@pytest.mark.parametrize(
+    ("axes", "asked"),
+    [
+        ((1, 2, None), THIRD),
+        *((axes, SECOND) for axes in ((0, None, None), (None, 1, 0), (None, None, 0))),
+        *(
+            pytest.param(axes, THIRD, marks=pytest.mark.exhaustive)
+            for axes in ((0, None, None), (None, 1, 0), (None, None, 0))
+        ),
+    ],
+)
+def test_some_operands_are_mapped_over_any_axis_and_the_others_shared(axes, asked):
     """What is shared gets the sum of what each example asks of it."""
     x = tuple(
         a if d is None else np.stack([a, a * 0.5, a - 0.3, a + 1], d) for a, d in zip(operands(), axes, strict=True)
     )
 
     def mapped(f):
-        return jax.jit(derivatives(lambda *x: jax.vmap(f, axes)(*x)))(*x)
+        return jax.jit(derivatives(lambda *x: jax.vmap(f, axes)(*x), asked))(*x)
 
     close(mapped(lambda *x: walk(Toy(3), *x)), mapped(plain))
 
 
 @pytest.mark.usefixtures("x64")
-def test_maps_of_maps_of_derivatives():
+@pytest.mark.parametrize("asked", [SECOND, pytest.param(THIRD, marks=pytest.mark.exhaustive)], ids=len)
+def test_maps_of_maps_of_derivatives(asked):
     x = operands(2, 3)
 
     def nested(f):
-        one = derivatives(f)
+        one = derivatives(f, asked)
         inside = jax.vmap(jax.vmap(one))
-        outside = derivatives(lambda *x: jax.vmap(jax.vmap(f, (0, 0, None)), (1, 1, 0), 1)(*x[:2], x[2][0]))
+        outside = derivatives(lambda *x: jax.vmap(jax.vmap(f, (0, 0, None)), (1, 1, 0), 1)(*x[:2], x[2][0]), asked)
         return jax.jit(lambda *x: (inside(*x), outside(*x)))(*x)
 
     close(nested(lambda *x: walk(Toy(2), *x)), nested(plain))
