@@ -54,7 +54,7 @@ OF_LSE = "door.py::test_the_gradient_of_lse_is_the_weights"
 DROPS = "tiles.py::test_each_derivative_drops_the_same_weights"
 IN_TILES = "sweeps.py::test_every_size_has_an_answer_in_tiles_too[{'T': 17, 'S': 33}]"
 BAD = "door.py::test_what_is_bad_and_met_makes_the_row_nan_whatever_the_tiles"
-EXACT = "masks.py::test_of_consecutive_rows_a_verdict_is_exact"
+EXACT = "engine_details.py::test_a_verdict_is_exact_of_tiles_that_begin_and_end_anywhere"
 BOOLEANS = "masks.py::test_a_mask_is_the_booleans_it_stands_for"
 FORMULA = "scores.py::test_a_score_is_its_formula_of_scalars_and_of_a_tile"
 TAIL = "softmax.py::test_the_tail_of_a_saturated_row_is_right_in_every_entry"
@@ -192,7 +192,8 @@ plant("a window that rules out the tile at its end", PLACES, "may, must = q.lowe
       "may, must = q.lowest - k.highest < self.left,", f"{EXACT}[window]")
 plant("a dilated mask that misses the farthest", PLACES, "self.stride >= nearest", "self.stride > nearest",
       f"{EXACT}[dilated]")
-plant("blocks counted without the corner", PLACES, "- sums[b, c] + sums[a, c]", "- sums[b, c]", f"{EXACT}[blocks]")
+plant("blocks counted without the corner", PLACES, "- sums[b, c] + sums[a, c]", "- sums[b, c]",
+      f"{EXACT}[blocks at random]")
 plant("bits of ids that all rows have", ROWS, "jnp.bitwise_or.reduce", "jnp.bitwise_and.reduce", f"{EXACT}[segments]",
       f"{EXACT}[segments in no order]")
 plant("one row more than the length", ROWS, "rows.numbers < n", "rows.numbers <= n", BOOLEANS)
