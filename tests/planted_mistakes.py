@@ -52,12 +52,14 @@ ORDER = "door.py::test_scale_then_score_then_bias_then_mask_then_sink"
 SECOND = "door.py::test_in_float64_it_is_the_definition_to_second_order[all]"
 OF_LSE = "door.py::test_the_gradient_of_lse_is_the_weights"
 DROPS = "tiles.py::test_each_derivative_drops_the_same_weights"
+IN_TILES = "sweeps.py::test_every_size_has_an_answer_in_tiles_too[{'T': 17, 'S': 33}]"
 BAD = "door.py::test_what_is_bad_and_met_makes_the_row_nan_whatever_the_tiles"
-EXACT = "masks.py::test_of_consecutive_rows_a_verdict_is_exact"
+EXACT = "engine_details.py::test_a_verdict_is_exact_of_tiles_that_begin_and_end_anywhere"
 BOOLEANS = "masks.py::test_a_mask_is_the_booleans_it_stands_for"
 FORMULA = "scores.py::test_a_score_is_its_formula_of_scalars_and_of_a_tile"
 TAIL = "softmax.py::test_the_tail_of_a_saturated_row_is_right_in_every_entry"
 HEADS = "batch.py::test_each_head_is_the_definition"
+JAX_NN = "batch.py::test_it_is_what_jax_nn_gives_and_so_is_its_gradient"
 SCALING = "positions.py::test_a_scaling_is_what_its_paper_says"
 SCHEME = "sharding.py::test_a_scheme_equals_one_device"
 LAYER = "parity.py::test_each_layer_is_reproduced_with_the_gradient_of_its_input"
@@ -100,19 +102,19 @@ plant("one over the width for a scale, not its root", "jattn/door.py", "x.q.shap
 plant("a bias reshaped where it should be transposed, keys first", TILES, "bias = tile.bias.T if keys_first",
       "bias = tile.bias.reshape(tile.bias.shape[::-1]) if keys_first", OF_LSE, SECOND)
 plant("a key that pads the last tile is met", TILES, "(k.numbers < plan.S)[None, :]", "(k.numbers <= plan.S)[None, :]",
-      "sweeps.py::test_every_size_has_an_answer_in_tiles_too")
+      IN_TILES)
 plant("the last tile, padded, taken for full", TILES, "(k.first + (plan.k_tile - 1) < plan.S)", "(k.first < plan.S)",
-      "sweeps.py::test_every_size_has_an_answer_in_tiles_too")
+      IN_TILES)
 plant("what is kept by dropout not made up for", TILES, "jnp.where(kept, 1 / (1 - rate), 0)", "jnp.where(kept, 1, 0)",
       "tiles.py::test_dropout_drops_its_share_and_makes_up_for_it")
 plant("dropout that depends on the tile", TILES, "a = i * (plan.q_tile // CELL) +", "a = i * (plan.k_tile // CELL) +",
       "tiles.py::test_dropout_has_one_pattern_whatever_the_tile")
 plant("one tile for all pairs", TILES, "return q, even(S, max(most, most * most // q // 16 * 16))", "return T, S",
-      "tiles.py::test_tiles_are_even_and_pad_little", "memory.py::test_no_array_of_pairs_is_formed")
+      "tiles.py::test_tiles_are_even_and_pad_little")
 plant("weighted values not shrunk to a new maximum", FOLD, "acc = acc * shrink[:, None] +", "acc = acc +",
-      "sweeps.py::test_every_size_has_an_answer_in_tiles_too")
+      IN_TILES)
 plant("the sum not shrunk to a new maximum", FOLD, "total * shrink + p.sum(1), acc", "total + p.sum(1), acc",
-      "sweeps.py::test_every_size_has_an_answer_in_tiles_too")
+      IN_TILES)
 plant("lse of what dropout kept alone", FOLD, "total * shrink + p.sum(1), acc",
       "total * shrink + (p if kept is None else p * kept).sum(1), acc",
       "tiles.py::test_dropout_does_not_change_the_mean_nor_lse")
@@ -121,7 +123,7 @@ plant("an infinity of a whole tile hidden", FOLD, "m_new += bad(products, i, j)"
 plant("the constant summand of lse alone", "jattn/door.py", "return out.astype(v.dtype), m + log_sum",
       "return out.astype(v.dtype), m", SECOND)
 plant("the largest of a row by subtraction", "jattn/_numerics.py", "jnp.where(x >= top, 0, x - top)", "x - top",
-      "door.py::test_huge_logits_choose_their_key_jitted_and_not", "sweeps.py")
+      "door.py::test_huge_logits_choose_their_key_jitted_and_not")
 plant("a sign in the derivative of a difference", "jattn/_numerics.py", "x, top: -top_dot)", "x, top: top_dot)", SECOND,
       transforms("nothing"))
 
@@ -164,14 +166,14 @@ plant("query heads dealt round instead of in groups", BATCH, "query.reshape(B, T
 plant("sinks of the heads dealt round", BATCH, "_Mapped(x.reshape(K, N // K)", "_Mapped(x.reshape(N // K, K).T",
       "batch.py::test_a_sink_for_all_heads_or_one_a_head", HEADS)
 plant("lengths of queries for those of keys", BATCH, "masks.lengths(*filled)", "masks.lengths(*filled[::-1])",
-      "batch.py")
+      f"{JAX_NN}[lengths of both]")
 plant("the sides of a window turned about", BATCH, "return masks.window(left, right)",
-      "return masks.window(right, left)", "batch.py")
+      "return masks.window(right, left)", f"{JAX_NN}[window of two]")
 plant("heads of a group dealt round", "jattn/heads/_multi.py", "(lambda a: a.reshape(Hkv, H // Hkv, *a.shape[1:])),",
       "(lambda a: a.reshape(H // Hkv, Hkv, *a.shape[1:]).swapaxes(0, 1)),",
-      "heads.py::test_multi_head_is_attention_in_every_head")
+      "heads.py::test_multi_head_is_attention_in_every_head[grouped]")
 plant("a scale beside a learned temperature", "jattn/heads/_multi.py", 'options = {"scale": 1.0} | options', "pass",
-      "heads.py::test_multi_head_is_attention_in_every_head")
+      "heads.py::test_multi_head_is_attention_in_every_head[L2 norm of q and k]")
 
 # Masks.
 
@@ -185,12 +187,13 @@ plant("all of a tile one row too early", PLACES, "q.lowest >= k.highest\n", "q.l
 plant("none of a tile where one pair meets", PLACES, "return q.highest >= k.lowest,", "return q.highest > k.lowest,",
       f"{EXACT}[causal]")
 plant("a tile too many", PLACES, "return q.highest >= k.lowest,", "return q.highest >= k.lowest - 1,",
-      f"{EXACT}[causal]", "visits.py")
+      f"{EXACT}[causal]")
 plant("a window that rules out the tile at its end", PLACES, "may, must = q.lowest - k.highest <= self.left,",
       "may, must = q.lowest - k.highest < self.left,", f"{EXACT}[window]")
 plant("a dilated mask that misses the farthest", PLACES, "self.stride >= nearest", "self.stride > nearest",
       f"{EXACT}[dilated]")
-plant("blocks counted without the corner", PLACES, "- sums[b, c] + sums[a, c]", "- sums[b, c]", f"{EXACT}[blocks]")
+plant("blocks counted without the corner", PLACES, "- sums[b, c] + sums[a, c]", "- sums[b, c]",
+      f"{EXACT}[blocks at random]")
 plant("bits of ids that all rows have", ROWS, "jnp.bitwise_or.reduce", "jnp.bitwise_and.reduce", f"{EXACT}[segments]",
       f"{EXACT}[segments in no order]")
 plant("one row more than the length", ROWS, "rows.numbers < n", "rows.numbers <= n", BOOLEANS)
@@ -225,7 +228,7 @@ plant("lse of two partials without keys", PARTIALS, "(lse_a == -jnp.inf) & (lse_
       "(lse_a == -jnp.inf) & (lse_b == -jnp.inf), 0,",
       "partials.py::test_a_partial_of_no_keys_has_no_derivative_and_may_hold_anything")
 plant("shares of a merge exchanged", PARTIALS, "_share(w_a / total, out_a, lse_a)", "_share(w_b / total, out_a, lse_a)",
-      "partials.py::test_a_sink_is_a_partial_without_a_value", "partials.py")
+      "partials.py::test_a_sink_is_a_partial_without_a_value")
 
 # The walk over a batch.
 
@@ -243,7 +246,7 @@ plant("the first examples again for those that are left over", MAPPED, "[x[-rest
       "[x[:rest] for x in examples]", f"{SIZES}[7-3]")
 plant("levels of a map of maps taken for one", MAPPED, "tuple(level + 1 for level in more)",
       "tuple(level for level in more)",
-      "sharding_programs.py::test_sharded_batch_and_heads_need_no_collective[batch-short]")
+      "sharding_programs.py::test_sharded_batch_and_heads_need_no_collective")
 plant("the sum over devices left out", "jattn/_walk/_shards.py",
       'return jax.lax.psum(y, "devices", axis_index_groups=list(groups.values()))', "return y",
       ONCE)
