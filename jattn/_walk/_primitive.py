@@ -119,19 +119,14 @@ def _run(fun: Walkable, *xs: Any) -> list[jax.Array]:
 @partial(jax.jit, static_argnums=0)
 def _compiled(fun: Walkable, *xs: Any) -> list[jax.Array]:
     if not any(isinstance(x, jax.core.Tracer) for x in xs):
-        # jax.debug_nans found a NaN in the output, and calls what was compiled once more, operation by operation.
+        # jax.disable_jit; or jax.debug_nans found a NaN, and calls what was compiled once more, operation by operation.
         return fun.for_platform(jax.default_backend())(*xs)
     return walk_p.bind(*xs, fun=fun)
 
 
 walk_p = Primitive("walk")
 walk_p.multiple_results = True
-
-
-@walk_p.def_impl
-def _evaluate(*xs: Any, fun: Walkable) -> list[jax.Array]:
-    config: Any = jax.config
-    return fun.for_platform(jax.default_backend())(*xs) if config.jax_disable_jit else _compiled(fun, *xs)
+walk_p.def_impl(lambda *xs, fun: _compiled(fun, *xs))
 
 
 def abstract(*avals: Any, fun: Walkable) -> list[Any]:
