@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,11 +78,13 @@ def difference(loss, p, w, h=1e-4):
     return (loss(plus) - loss(minus)) / (2 * h)
 
 
+@pytest.mark.structure
 def test_every_derivative_equals_the_reference(short):
     assert set(short["errors"]) == set(demo.WORK)
     assert 0 < max(short["errors"].values()) <= EXACT
 
 
+@pytest.mark.structure
 def test_the_loss_and_its_gradient_by_differences_in_numpy(short, drawn, x64):
     p, *x = drawn
     assert short["losses"][0] == pytest.approx(meanflow(p, *x), rel=1e-5)
@@ -95,6 +98,7 @@ def test_the_loss_and_its_gradient_by_differences_in_numpy(short, drawn, x64):
     assert demo.off(ravel_pytree(stopped)[0], ravel_pytree(g)[0]) > 0.01  # what the paper stops is not nothing
 
 
+@pytest.mark.structure
 def test_descent_and_curvature_repeated_densely(short, drawn, x64):
     p, *x = (jax.tree.map(jnp.asarray, a) for a in drawn)
     losses, curvatures = [], []
@@ -123,9 +127,11 @@ def test_the_dense_form_takes_several_arrays_of_all_pairs_and_ours_none(x64):
         assert ours[name] < 4 * T * T < theirs[name]
 
 
-def test_a_piped_page_is_plain_and_80_wide_beside_a_bar_on_the_terminal(tmp_path):
+def test_a_piped_page_is_plain_and_80_wide_beside_a_bar_on_the_terminal(tmp_path, short):
+    """In a process of its own, under strict promotion, with the numbers that this process found."""
     page, (terminal, its_end) = tmp_path / "page", pty.openpty()
     env = {"NO_COLOR": "1", "COLUMNS": "200", "TERM": "xterm", "PYTHONUTF8": "1"}
+    env |= {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}
     with page.open("w") as out:
         done = subprocess.Popen(command("--length", LENGTH, "--steps", 1), stdout=out, stderr=its_end, env=plain(env))
     os.close(its_end)
@@ -142,6 +148,8 @@ def test_a_piped_page_is_plain_and_80_wide_beside_a_bar_on_the_terminal(tmp_path
     assert "…" not in text  # a cell that was cut
     assert max(map(len, text.splitlines())) <= 80
     assert "127 tokens" in text
+    (loss,) = re.findall(r"MeanFlow loss before each step: \[([\d.]+)\]", text)
+    assert float(loss) == pytest.approx(short["losses"][0], abs=1e-4)
 
 
 def test_a_page_of_the_longest_run_fits():
@@ -156,22 +164,28 @@ def test_a_page_of_the_longest_run_fits():
     assert "200,000.0" in captured.get()
 
 
-def test_json_as_a_machine_meets_it(short):
-    strict = {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}
-    done = run("--length", LENGTH, "--json", **strict)
-    assert (done.returncode, done.stderr) == (0, "")
-    made = json.loads(done.stdout)
-    assert made.keys() == short.keys()
-    np.testing.assert_allclose(made["losses"], short["losses"], rtol=1e-5)
+def said(monkeypatch, capsys, compute, *argv):
+    """(stdout, stderr) of the script with these arguments, in this process."""
+    monkeypatch.setattr(sys, "argv", ["every_derivative.py", *map(str, argv)])
+    cli.run(demo.arguments(), compute, demo.show)
+    return capsys.readouterr()
+
+
+def test_json_as_a_machine_meets_it(short, monkeypatch, capsys):
+    out, err = said(monkeypatch, capsys, lambda args: short, "--length", LENGTH, "--json")
+    made = json.loads(out)
+    assert (err, made) == ("", short)
     assert 0 < made["resident_before"] <= made["resident"]
     assert len(made["losses"]) == len(made["curvatures"]) == len(made["seconds"][demo.HVP]) == 2
 
 
-def test_help_says_what_it_shows():
-    done = run("--help")
-    assert done.returncode == 0
+def test_help_says_what_it_shows(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        said(monkeypatch, capsys, demo.compute, "--help")
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
     for word in (demo.__doc__.splitlines()[0], "--json", "--length", "--steps", "--seed", "Geng et al. 2025"):
-        assert word in done.stdout
+        assert word in out
 
 
 @pytest.mark.parametrize(
