@@ -68,8 +68,8 @@ CASES = [
     ("tree", 4, 1, "striped", "window", "capped", False, ()),
     ("tree", 2, 2, "zigzag", "prefix", "alibi", True, ()),
 ]
-ALL_ORDERS = [(*case[:-1], EVERY) for case in CASES if case[-1] != EVERY]
-"""Every order of derivative of the others too."""
+ALL_ORDERS = [(*case[:-1], EVERY) for case in CASES if case[-1] not in ((), EVERY) or case is CASES[1]]
+"""The orders that are left out there."""
 
 
 def problem(scheme, n, Hkv, layout, mask, score, known):
