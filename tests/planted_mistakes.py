@@ -145,7 +145,7 @@ plant("no cotangent of the sink", BACK, "dsink = saved.sink_weight() * g", "dsin
 plant("a sign in the cotangent of the sink", BACK, "dsink = saved.sink_weight() * g",
       "dsink = -saved.sink_weight() * g", SECOND)
 plant("no tangent of the sink", BACK, "lse_dot += saved.sink_weight() * _each(x_dot.sink, plan)", "lse_dot += 0",
-      SECOND, transforms("sink"))
+      SECOND)
 plant("a sign in the tangent of out", BACK, "a - lse_dot[:, None] * saved.out", "a + lse_dot[:, None] * saved.out",
       SECOND)
 plant("weights of the backward pass that do not sum to one", BACK, "below(logits, self.m) - self.log_sum)",
