@@ -335,7 +335,7 @@ plant("Qwen 3 without the weights of its norm", ZOO, 'p = separate(w, c, q_norm=
       'p = separate(w, c, q_norm=0 * w["q_norm.weight"] + 1, k_norm', f"{LAYER}[Qwen 3]")
 plant("gpt-oss without its sinks", ZOO, ', each={"sink": w["sinks"]},', ",", f"{LAYER}[gpt-oss]")
 plant("an encoder that sees one way", ZOO, "mask=causal() if one_way else None)", "mask=causal())",
-      f"{LAYER}[T5 encoder]")
+      f"{LAYER}[T5]")
 
 # What tests of the code itself name.
 
