@@ -145,7 +145,7 @@ plant("no cotangent of the sink", BACK, "dsink = saved.sink_weight() * g", "dsin
 plant("a sign in the cotangent of the sink", BACK, "dsink = saved.sink_weight() * g",
       "dsink = -saved.sink_weight() * g", SECOND)
 plant("no tangent of the sink", BACK, "lse_dot += saved.sink_weight() * _each(x_dot.sink, plan)", "lse_dot += 0",
-      SECOND, transforms("sink"))
+      SECOND)
 plant("a sign in the tangent of out", BACK, "a - lse_dot[:, None] * saved.out", "a + lse_dot[:, None] * saved.out",
       SECOND)
 plant("weights of the backward pass that do not sum to one", BACK, "below(logits, self.m) - self.log_sum)",
@@ -335,7 +335,7 @@ plant("Qwen 3 without the weights of its norm", ZOO, 'p = separate(w, c, q_norm=
       'p = separate(w, c, q_norm=0 * w["q_norm.weight"] + 1, k_norm', f"{LAYER}[Qwen 3]")
 plant("gpt-oss without its sinks", ZOO, ', each={"sink": w["sinks"]},', ",", f"{LAYER}[gpt-oss]")
 plant("an encoder that sees one way", ZOO, "mask=causal() if one_way else None)", "mask=causal())",
-      f"{LAYER}[T5 encoder]")
+      f"{LAYER}[T5]")
 
 # What tests of the code itself name.
 
