@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly core nightly constraints browser \
+.PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly mistakes core nightly constraints browser \
         bench measure check lint clean
 
 PYTHON ?= python3
@@ -24,6 +24,7 @@ help:
 	@echo "make demo    the walkthroughs, number by number"
 	@echo "make test    the tests, doctests and demos"
 	@echo "make test-all       the exhaustive products too"
+	@echo "make mistakes       plants mistakes into a copy, each of which make test must notice"
 	@echo "make test-lowest    with the lowest versions that pyproject.toml names"
 	@echo "make test-newest    the engine, on the newest Python and JAX that can be had"
 	@echo "make bench   times and memory beside PyTorch, jax.nn, flax and tokamax"
@@ -56,6 +57,10 @@ test: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
 
 test-all: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
 	@$(PYTEST) --all
+
+# Mistakes planted one by one into a copy, each of which `make test` must notice.
+mistakes: $(VENV)/.ready-dev $(VENV)/.torch
+	@$(BIN)/python tests/planted_mistakes.py
 
 # In environments of their own. The lowest versions that pyproject.toml names, all at once, as a resolver found them.
 test-lowest:
