@@ -1,0 +1,152 @@
+"""The same call gives the same bits; and by a rule, a sequence gives the same bits alone, in a batch, padded or packed.
+
+The rule, on a CPU: examples by `jax.lax.map` instead of `jax.vmap`; a `tile` that is given, and arrays longer than one
+tile; documents of a pack that begin at a multiple of the tile, the lone one under the same mask.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import assert_same, normal
+
+import jattn
+from jattn import masks
+
+ON_CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the rule is measured on a CPU")
+D, TILE = 32, (16, 16)
+
+
+def example(T, dtype=jnp.float32, seed=0):
+    """q, k, v and a cotangent of out."""
+    return tuple(jnp.asarray(normal(T, D, seed=4 * seed + i), dtype) for i in range(4))
+
+
+def value_and_gradient(q, k, v, w, mask=None, tile=TILE):
+    out, pull = jax.vjp(lambda *x: jattn.attention(*x, mask=mask, tile=tile), q, k, v)
+    return out, *pull(w)
+
+
+# One program for each shape and kind of mask, whatever is in the mask.
+program = jax.jit(value_and_gradient, static_argnames="tile")
+
+
+def differ(a, b):
+    return any((np.asarray(x) != np.asarray(y)).any() for x, y in zip(a, b, strict=True))
+
+
+# The same call.
+
+
+def every_derivative(q, k, v, w):
+    f = lambda *x: jattn.attention(*x, mask=masks.causal(), tile=TILE)  # noqa: E731
+    gradient = lambda *x: jax.vjp(f, *x)[1](w)  # noqa: E731
+    x, x_dot = (q, k, v), (v, q, k)
+    return {
+        "value": f(*x),
+        "grad": gradient(*x),
+        "jvp": jax.jvp(f, x, x_dot),
+        "jvp of grad": jax.jvp(gradient, x, x_dot),
+        "grad of grad": jax.vjp(gradient, *x)[1](x_dot),
+    }
+
+
+def test_the_same_call_twice_is_the_same_bit_for_bit():
+    """Every derivative, and compiled afresh."""
+    x = example(40)
+    f = jax.jit(every_derivative)
+    first = f(*x)
+    assert_same(f(*x), first)
+    jax.clear_caches()
+    assert_same(jax.jit(every_derivative)(*x), first)
+
+
+def test_on_several_threads_the_same_call_is_the_same_bit_for_bit():
+    """Products large enough to be shared among cores."""
+    x = tuple(jnp.asarray(normal(2, 1100, 3, D, seed=i), jnp.float32) for i in range(3))
+    f = jax.jit(jax.value_and_grad(lambda *x: jattn.dot_product_attention(*x).sum(), (0, 1, 2)))
+    first = f(*x)
+    for _ in range(4):
+        assert_same(f(*x), first)
+
+
+# A sequence and its company.
+
+
+def stacked(examples, B):
+    """A batch of B, in which the examples take turns."""
+    return tuple(jnp.stack([examples[b % len(examples)][i] for b in range(B)]) for i in range(4))
+
+
+@ON_CPU
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_by_map_a_row_does_not_depend_on_its_batch(dtype):
+    examples = [example(40, dtype, seed) for seed in range(3)]
+    alone = [program(*x) for x in examples]
+    mapped = jax.jit(lambda *x: jax.lax.map(lambda x: value_and_gradient(*x), x))
+    for B in (7, 64) if dtype == jnp.float32 else (64,):
+        got = mapped(*stacked(examples, B))
+        for b in range(B):
+            assert_same(tuple(a[b] for a in got), alone[b % 3])
+
+
+@ON_CPU
+def test_by_vmap_it_may():
+    """The control: seven examples side by side, in another order of additions."""
+    x = example(40)
+    got = jax.jit(jax.vmap(value_and_gradient))(*stacked([x], 7))
+    assert differ([a[0] for a in got], program(*x))
+
+
+def placed(x, T, at=0):
+    """An example among others of T rows in all; only its own cotangents count."""
+    among = example(T, x[0].dtype, seed=9)
+    *qkv, w = (a.at[at : at + len(b)].set(b) for a, b in zip(among, x, strict=True))
+    return *qkv, jnp.zeros_like(w).at[at : at + len(x[3])].set(x[3])
+
+
+def padded(x, T, mask=None, **how):
+    """What an example gives of its own rows, with others behind it, which lengths hide."""
+    n = len(x[0])
+    lengths = masks.lengths(k=jnp.int32(n))
+    return tuple(a[:n] for a in program(*placed(x, T), mask=lengths if mask is None else mask & lengths, **how))
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("dtype", "mask"),
+    [
+        (jnp.float32, masks.causal()),
+        pytest.param(jnp.bfloat16, masks.causal(), marks=pytest.mark.exhaustive),
+        pytest.param(jnp.float32, None, marks=pytest.mark.exhaustive),
+        pytest.param(jnp.bfloat16, None, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_in_given_tiles_a_row_does_not_depend_on_its_padding(dtype, mask):
+    """40 rows are three tiles of 16, the last of them padded; as the first of 80 they are the same three."""
+    x = example(40, dtype)
+    assert_same(padded(x, 80, mask), program(*x, mask=mask))
+
+
+@ON_CPU
+def test_in_tiles_that_follow_the_length_it_may():
+    """The control: 40 rows are one tile of 40; among 600, a part of one of 304."""
+    x = example(40)
+    assert differ(padded(x, 600, tile=None), padded(x, 40, tile=None))
+
+
+@ON_CPU
+@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.exhaustive)])
+def test_packed_at_a_multiple_of_the_tile_a_document_is_as_alone(dtype):
+    """Alone: a pack of one, with an id of its own for the rows that fill its last tile. The control: five rows on."""
+    x = example(40, dtype)
+
+    def packed(at, T):
+        ids = jnp.full(T, 3, jnp.int32).at[at : at + 40].set(1).at[at + 40 : at + 48].set(0)
+        got = program(*placed(x, T, at), mask=masks.segments(ids) & masks.causal())
+        return tuple(a[at : at + 40] for a in got)
+
+    alone = packed(0, 48)
+    assert_same(packed(32, 112), alone)
+    if dtype == jnp.float32:
+        assert differ(packed(37, 112), alone)
