@@ -34,6 +34,8 @@ def fail(error: type[Exception], where: str, must: str, remedy: str, **got: Any)
 
 def array(where: str, name: str, x: Any) -> jax.Array:
     """`x` as a jax array, or a TypeError that names it. A Python number is moved explicitly, as transfer guards ask."""
+    if isinstance(x, jax.Array):  # of a traced one jnp.asarray makes a copy, whose masked NaN jax.debug_nans would find
+        return x
     try:
         return jax.device_put(x) if isinstance(x, bool | int | float) else jnp.asarray(x)
     except (TypeError, ValueError):

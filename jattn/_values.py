@@ -72,7 +72,14 @@ class Closed:
     def __call__(self, captured: Any, *xs: Any) -> list[Any]:
         given = iter(captured)
         consts = [next(given) if c is None else c for c in self.constants]
+        if self._varies and not any(jax.typeof(x).manual_axis_type.varying for x in (*consts, *xs)):
+            return _on_one_device(self.jaxpr, consts, *xs)
         return eval_jaxpr(self.jaxpr, consts, *xs)
+
+    @cached_property
+    def _varies(self) -> bool:
+        """Whether it was written inside `jax.shard_map` and captured an array that differs between devices."""
+        return any(v.aval.manual_axis_type.varying for e in self.jaxpr.eqns for v in e.outvars)
 
     @cached_property
     def _signature(self) -> Any:
@@ -97,6 +104,27 @@ def close(
     kept = tuple(c if constants and not isinstance(c, jax.Array) else None for c in made.consts)
     captured = tuple(jnp.asarray(c) for c, k in zip(made.consts, kept, strict=True) if k is None)
     return Closed(_without_values(made), kept), captured, made.out_avals
+
+
+def _on_one_device(jaxpr: Any, consts: Any, *xs: Any) -> list[Any]:
+    """A jaxpr that was written for values that vary over devices, of the values that one of them has."""
+    of = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *xs), strict=True))
+
+    def read(atoms: Any) -> list[Any]:
+        return [a.val if isinstance(a, Literal) else of[a] for a in atoms]
+
+    for e in jaxpr.eqns:
+        given = read(e.invars)
+        if e.primitive.name == "pvary":
+            found = given
+        elif e.primitive.name == "jit":
+            inner = e.params["jaxpr"]
+            found = _on_one_device(inner.jaxpr, inner.consts, *given)
+        else:
+            found = e.primitive.bind(*given, **e.primitive.get_bind_params(e.params))
+            found = found if e.primitive.multiple_results else [found]
+        of.update(zip(e.outvars, found, strict=True))
+    return read(jaxpr.outvars)
 
 
 def recomputed(f: Callable[[], Any]) -> Any:

@@ -84,7 +84,7 @@ def test_by_map_a_row_does_not_depend_on_its_batch(dtype):
     examples = [example(40, dtype, seed) for seed in range(3)]
     alone = [program(*x) for x in examples]
     mapped = jax.jit(lambda *x: jax.lax.map(lambda x: value_and_gradient(*x), x))
-    for B in (2, 7, 64) if dtype == jnp.float32 else (64,):
+    for B in (7, 64) if dtype == jnp.float32 else (64,):
         got = mapped(*stacked(examples, B))
         for b in range(B):
             assert_same(tuple(a[b] for a in got), alone[b % 3])
@@ -117,7 +117,7 @@ def padded(x, T, mask=None, **how):
     ("dtype", "mask"),
     [
         (jnp.float32, masks.causal()),
-        (jnp.bfloat16, masks.causal()),
+        pytest.param(jnp.bfloat16, masks.causal(), marks=pytest.mark.exhaustive),
         pytest.param(jnp.float32, None, marks=pytest.mark.exhaustive),
         pytest.param(jnp.bfloat16, None, marks=pytest.mark.exhaustive),
     ],

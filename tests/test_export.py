@@ -36,14 +36,14 @@ def learned(x):
 
 
 CASES = {
-    "window and lengths": lambda x: many(
-        x, mask=masks.window(9, 3), key_value_seq_lengths=x["n"], query_seq_lengths=x["n"]
+    "segments, a window and a score": lambda x: one_by_one(
+        x, lambda ids: masks.segments(ids) & masks.window(90, 3), learned(x)
     ),
-    "segments and a score": lambda x: one_by_one(x, lambda ids: masks.segments(ids) & masks.causal(), learned(x)),
-    "dense, bias, sink and dropout": lambda x: many(
-        x, mask=x["allowed"], bias=x["bias"], sink=x["sink"], dropout_rate=0.2, dropout_key=x["key"]
+    "dense, lengths, bias, sink and dropout": lambda x: many(
+        x, mask=x["allowed"], bias=x["bias"], sink=x["sink"], dropout_rate=0.2, dropout_key=x["key"],
+        key_value_seq_lengths=x["n"], query_seq_lengths=x["n"],
     ),
-}
+}  # fmt: skip
 EACH = {
     "causal": lambda x: many(x, is_causal=True),
     "window": lambda x: many(x, mask=masks.window(9, 3)),

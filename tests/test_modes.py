@@ -1,6 +1,7 @@
 """Under every mode that people debug JAX with attention runs, and each mode sees what it is there to see."""
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
+import functools
 import gc
 import logging
 import re
@@ -18,7 +19,7 @@ import jattn
 from jattn import blockwise, derivatives, masks, scores
 from jattn._walk import walk_p
 
-T, TILE = 37, (16, 16)
+T, TILE = 29, (16, 16)
 structure = pytest.mark.structure  # of all but what depends on which operations XLA fuses
 
 
@@ -120,7 +121,7 @@ def test_without_jit_what_a_tile_computes_can_be_printed(monkeypatch):
     with jax.disable_jit():
         jax.grad(loss)(x)
     for kind in seen:
-        assert len(arrays(kind)) == 6, "causal: three full tiles below the diagonal, three on it"
+        assert len(arrays(kind)) == 3, "causal: one full tile below the diagonal, two on it"
         assert all(y.shape == TILE and "[[" in str(y) for y in arrays(kind))
         seen[kind].clear()
     jax.clear_caches()
@@ -197,7 +198,7 @@ def test_no_program_keeps_an_array_that_a_score_captured_alive():
 # jax.debug_nans and jax.debug_infs
 
 
-HIDDEN = masks.lengths(q=29, k=31)
+HIDDEN = masks.lengths(q=23, k=25)
 
 
 def with_bad(x, where, what=np.nan):
@@ -217,7 +218,7 @@ def plain_loss(x):
 def test_debug_nans_meets_only_a_nan_that_is_met(jit):
     """Masked NaNs and rows that meet nothing pass, in value and gradient; the control: one that is met does not."""
     x = arguments()
-    hidden, met = with_bad(x, 35), with_bad(x, 3)
+    hidden, met = with_bad(x, 27), with_bad(x, 3)
     with jax.debug_nans(True):
         want = jit(plain)(x), jit(jax.grad(plain_loss))(x)
         got = jit(plain)(hidden), jit(jax.grad(plain_loss))(hidden)
@@ -235,6 +236,7 @@ def test_debug_nans_names_the_operation_that_made_a_nan():
         jattn.attention(x["q"], x["k"], x["v"], score=log)
 
 
+@structure
 def test_debug_infs_and_a_query_that_meets_nothing():
     """lse = −∞ is its right value. It raises where it is returned, and where the passes of an eager call hand it on.
 
@@ -246,7 +248,7 @@ def test_debug_infs_and_a_query_that_meets_nothing():
         return jattn.attention(x["q"], x["k"], x["v"], mask=mask, sink=sink, return_lse=True, tile=TILE)
 
     want = both(x)
-    assert np.isneginf(want[1][29:]).all()
+    assert np.isneginf(want[1][23:]).all()
     with jax.debug_infs(True):
         for f in (both, jax.jit(both), plain):
             with pytest.raises(FloatingPointError, match="inf"):
@@ -315,7 +317,7 @@ def test_a_second_call_compiles_nothing(caplog):
 
     chex.clear_trace_counter()
     jitted = jax.jit(chex.assert_max_traces(call, n=1))
-    x, shorter = arguments(), jax.tree.map(lambda a: a[:31], arguments())
+    x, shorter = arguments(), jax.tree.map(lambda a: a[:23], arguments())
     other = jax.tree.map(lambda a: a + 1, x)
     for f in (call, jitted):
         assert compiled(f, x, jnp.int32(7))
@@ -357,7 +359,7 @@ def test_ahead_of_time():
     assert program.cost_analysis()["flops"] > 4 * 5 * T * T / 2, "more than the products of half a square"
     assert program.memory_analysis().temp_size_in_bytes > 0
     with pytest.raises(TypeError):
-        program(jax.tree.map(lambda a: a[:31], x))
+        program(jax.tree.map(lambda a: a[:23], x))
 
 
 # jax.checkpoint
@@ -474,11 +476,12 @@ def zeros(*shape):
 
 def sharded(x, **options):
     mesh = jax.make_mesh((2,), ("s",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    return jattn.sharding.attention(x, x, x, mesh=mesh, spec=jax.P(None, "s"), **options)
+    ring = functools.partial(jattn.sharding.ring, axis_name="s", **options)
+    return jax.shard_map(ring, mesh=mesh, in_specs=jax.P(None, "s"), out_specs=jax.P(None, "s"))(x, x, x)
 
 
 def cached(**options):
-    return jattn.cache.attention(zeros(1, 2, 1, 3), jattn.cache.contiguous(1, 2, 3, 3, length=4), **options)
+    return jattn.cache.attention(zeros(1, 2, 1, 3), jattn.cache.contiguous(1, 2, 4, 3, 3), **options)
 
 
 LEAVE = "Leave it out for 1/√D."
@@ -489,8 +492,8 @@ REFUSED = [
     (lambda: jattn.dot_product_attention(zeros(1, 3, 2, 0), zeros(1, 5, 2, 0), zeros(1, 5, 2, 4)), f"dot_product_attention: H must be at least 1, got query [1, 3, 2, 0] and key [1, 5, 2, 0]. {WIDEN}"),
     (lambda: jattn.attention(zeros(3, 2), zeros(3, 2), zeros(3, 2), scale=float("nan")), f"attention: scale must be finite, got scale nan. {LEAVE}"),
     (lambda: jattn.attention(zeros(3, 2), zeros(3, 2), zeros(3, 2), scale=np.float32("inf")), f"attention: scale must be finite, got scale inf. {LEAVE}"),
-    (lambda: sharded(zeros(1, 4, 2, 0)), f"attention: D must be at least 1, got q [1, 2, 2, 0] and k [1, 2, 2, 0]. {WIDEN}"),
-    (lambda: sharded(zeros(1, 4, 2, 2), scale=float("nan")), f"attention: scale must be finite, got scale nan. {LEAVE}"),
+    (lambda: sharded(zeros(1, 4, 2, 0)), f"ring: D must be at least 1, got q [1, 2, 2, 0] and k [1, 2, 2, 0]. {WIDEN}"),
+    (lambda: sharded(zeros(1, 4, 2, 2), scale=float("nan")), f"ring: scale must be finite, got scale nan. {LEAVE}"),
     (lambda: cached(scale=float("inf")), f"attention: scale must be finite, got scale inf. {LEAVE}"),
     (lambda: jattn.explain(zeros(3, 2), zeros(3, 2), zeros(3, 2), scale=-float("inf")), f"explain: scale must be finite, got scale -inf. {LEAVE}"),
     (lambda: jattn.dot_product_attention(zeros(3, 2, 2), zeros(3, 2, 2), zeros(3, 2, 2), scale=float("nan")), f"dot_product_attention: scale must be finite, got scale nan. {LEAVE}"),
@@ -499,7 +502,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_no_column_and_no_finite_scale_are_refused(call, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         call()
 
 

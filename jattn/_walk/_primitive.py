@@ -94,7 +94,7 @@ class Walkable:
 
 def walk(fun: Walkable, *operands: Any) -> list[jax.Array]:
     """`fun(*operands)`, one group of examples at a time where it is mapped."""
-    xs = alike(*map(jnp.asarray, operands))
+    xs = alike(*(x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands))
     fun.levels(len(xs), 0).check([jax.typeof(x) for x in xs])
     return walk_p.bind(*xs, fun=fun)
 
