@@ -91,7 +91,6 @@ def test_interleaved_pairs_are_the_same_columns_in_another_order():
     assert np.abs(rotary(x, stand, interleaved=True) - rotary(x, stand)).max() > 0.1
 
 
-@pytest.mark.structure
 def test_partial_rotary_lets_the_other_columns_pass():
     x, stand = normal(T, R + 3, dtype=np.float32), np.arange(T, dtype=np.int32)
     got = rotary(x, stand, width=R)
@@ -219,7 +218,6 @@ def test_nothing_changes_within_the_length_of_training():
     )
 
 
-@pytest.mark.structure
 def test_learned_frequencies_are_taken_at_their_word_and_have_their_gradient():
     x, inv = normal(T, R, dtype=np.float32), jnp.asarray(frequencies(R).inv, jnp.float32)
     with_inv = lambda p, inv: rotary(x, p, scaling=lambda f: f._replace(inv=inv))  # noqa: E731
@@ -249,7 +247,6 @@ def test_rotary_keeps_lengths_and_so_does_its_derivative():
     assert_close(heads[1], turn(dx), ulps=2)
 
 
-@pytest.mark.structure
 def test_odd_widths_of_heads_are_served_in_part():
     x, stand = normal(T, D, dtype=np.float32), np.arange(T, dtype=np.int32)
     assert rotary(x, stand, width=4).shape == (T, D)

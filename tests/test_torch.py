@@ -87,9 +87,9 @@ def ours(x, w, **options):
 
 def each(names, small):
     """The larger size, of several tiles, with every name; the smaller with some of them, or with --all."""
-    for name in names:
-        yield pytest.param(name, SIZES[1], id=name)
-        yield pytest.param(name, SIZES[0], id=f"{name}, small", marks=() if name in small else pytest.mark.exhaustive)
+    large = [pytest.param(name, SIZES[1], id=name) for name in names]
+    marks = {name: () if name in small else pytest.mark.exhaustive for name in names}
+    return large + [pytest.param(name, SIZES[0], id=f"{name}, small", marks=marks[name]) for name in names]
 
 
 def assert_agree(got, want):
