@@ -202,7 +202,7 @@ x = given.pop("x")
 @jax.jit
 def both(params, x):
     out, pull = jax.vjp(program.call, params, x)
-    return {"out": out, "dx": pull(out)[1], **pull(out)[0]}
+    return {"y": out, "dx": pull(out)[1], **pull(out)[0]}
 for n in (13, 300):
     found = both(given, x[:, :n])
     np.savez(f"{sys.argv[3]}-{n}.npz", **{n: np.asarray(a, np.float32) for n, a in found.items()})
@@ -231,7 +231,7 @@ def test_a_model_saved_by_one_process_runs_in_another(tmp_path):
     for n in (13, 300):
         out, pull = jax.vjp(jax.jit(model), params, x[:, :n])
         dparams, dx = pull(out)
-        want = {"out": out, "dx": dx, **dparams}
+        want = {"y": out, "dx": dx, **dparams}
         found = dict(np.load(tmp_path / f"found-{n}.npz"))
         assert set(found) == set(want)
         for name, a in want.items():
