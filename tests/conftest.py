@@ -30,7 +30,12 @@ def pytest_configure(config):
     )
 
 
+LONGEST = ("test_transforms", "test_sharding_programs", "test_lab", "test_modes", "test_gradient_flow", "test_cache")
+
+
 def pytest_collection_modifyitems(config, items):
+    # The longest files first, so that no worker is alone with one of them in the end.
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     left_out = [] if config.option.all else [item for item in items if item.get_closest_marker("exhaustive")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -195,7 +195,7 @@ WALKED = ["walked", pytest.param("long", marks=pytest.mark.exhaustive)]
 @pytest.fixture(name="T")
 def rows(request, monkeypatch):
     if request.param == "walked":
-        monkeypatch.setattr(_walk._mapped, "_budget", lambda: 1)
+        monkeypatch.setattr(_walk._mapped, "_budget", lambda platform: 1)
     return ROWS[request.param]
 
 

@@ -95,6 +95,7 @@ def attention(
         for name, x, n in (("q_positions", q_positions, T), ("k_positions", k_positions, S)):
             x = np.arange(n, dtype=np.int32) if x is None else x
             (known if isinstance(x, np.ndarray) else given)[name] = x
+    scale = None if scale is None else _checks.scale(where, scale)
     leaves, form = jax.tree.flatten(mask)
     q_rows = None if scheme is tree else rows
     of_side = {"q": PartitionSpec(q_rows), "k": PartitionSpec(rows), "": PartitionSpec()}
