@@ -158,7 +158,7 @@ def work(case: Work, rounds: int) -> list[dict]:
 def share_of(mask: masks.Mask, T: int, step: int = 2048) -> float:
     """The share of the pairs that meet, some queries at a time."""
     s = jnp.arange(T, dtype=jnp.int32)
-    some = jax.jit(lambda start: mask.pairs(masks.Rows(start, start + s[: min(step, T)]), masks.Rows(0, s)).mean())
+    some = jax.jit(lambda start: mask.tile(masks.Rows(start, start + s[: min(step, T)]), masks.Rows(0, s)).mean())
     return float(np.mean([some(start) for start in range(0, T, step)]))
 
 

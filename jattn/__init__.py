@@ -18,9 +18,9 @@ CHECKPOINT_NAMES        what a policy of jax.checkpoint saves, so that a gradien
 
 from jattn import cache, flow, heads, masks, positions, reference, scores, sharding
 from jattn._softmax import log_softmax, softmax
-from jattn.batch import dot_product_attention
-from jattn.blockwise import CHECKPOINT_NAMES
-from jattn.door import attention, explain, weights_of
+from jattn.engine.forward import CHECKPOINT_NAMES
+from jattn.many_heads import dot_product_attention
+from jattn.one_head import attention, explain, weights_of
 from jattn.partials import merge
 from jattn.reference import Steps
 

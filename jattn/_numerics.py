@@ -1,4 +1,4 @@
-"""Words: the few numerical moves that every computation of attention shares."""
+"""Ground: the few numerical steps that every computation of attention shares."""
 
 from collections.abc import Sequence
 
@@ -38,16 +38,21 @@ def _below_batched(xs: Sequence[jax.Array], dims: Sequence[int | None]) -> tuple
 batching.primitive_batchers[below_p] = _below_batched
 
 
-def set_aside(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows [n, d] with each row that holds a NaN or an infinity made zero, and which rows those are [n].
+def nonfinite_rows(x: jax.Array) -> jax.Array:
+    """Which rows of [n, d] hold a NaN or an infinity: [n]."""
+    return ~jnp.isfinite(x).all(1)
+
+
+def zero_nonfinite_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows [n, d] with each that holds a NaN or an infinity made zero, and which rows those are [n].
 
     A product with zero would not be enough: 0 · NaN is NaN, in a sum over keys and in its transpose alike.
     """
-    bad = ~jnp.isfinite(x).all(1)
-    return jnp.where(bad[:, None], 0, x), bad
+    nonfinite = nonfinite_rows(x)
+    return jnp.where(nonfinite[:, None], 0, x), nonfinite
 
 
-def nan_where_bad(x: jax.Array) -> jax.Array:
+def nan_if_nonfinite(x: jax.Array) -> jax.Array:
     """For each row 0, or NaN where it holds a NaN or an infinity: to be added to what must not hide it."""
     return jnp.sum(x * 0, 1)
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, Float
 
 
@@ -82,14 +82,14 @@ def log_softmax(x: Float[Array, "*B n"], axis: int = -1) -> Float[Array, "*B n"]
     return _rowwise("log_softmax", x, axis, _log_softmax)
 
 
-def _rowwise(where: str, x: Any, axis: int, rule: Any) -> jax.Array:
+def _rowwise(caller: str, x: Any, axis: int, rule: Any) -> jax.Array:
     """`rule` along `axis`, in at least float32."""
-    x = _checks.array(where, "x", x)
-    _checks.floating(where, x=x)
+    x = _errors.array(caller, "x", x)
+    _errors.floating(caller, x=x)
     if not -x.ndim <= axis < x.ndim:
         remedy = f"Choose an axis from {-x.ndim} to {x.ndim - 1}." if x.ndim else "Give x at least one axis."
-        _checks.fail(ValueError, where, f"x must have the axis {axis}", remedy, x=x)
-    wide = x.astype(_checks.wide(x))
+        _errors.fail(ValueError, caller, f"x must have the axis {axis}", remedy, x=x)
+    wide = x.astype(_errors.wide(x))
     return jnp.moveaxis(rule(jnp.moveaxis(wide, axis, -1)), -1, axis).astype(x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Partial attentions: pairs `(out, lse)`, and the monoid that they form.
+"""Partial attentions, the softmax state that a fold over keys carries, and how both merge.
 
 Attention over some of the keys is a weighted mean `out` and the logarithm `lse` of the weight it stands
 for. Two such pairs over disjoint sets of keys make the pair over their union, in any order and any
@@ -6,13 +6,93 @@ grouping, and the pair `(0, −inf)` over no keys changes nothing. A tile of key
 shard on another device and a shared prefix are all partials; a sink is the partial `(0, sink)`.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
+from jattn._numerics import below, finite_or_zero
 from jattn._types import Partial
+
+
+class SoftmaxState(NamedTuple):
+    """What a fold over keys carries of each query: the online softmax.
+
+        m = max_s l_s,    total = Σ_s exp(l_s − m) + exp(sink − m),    acc = Σ_s exp(l_s − m) v_s
+
+    A query that has seen no key has m = −inf and total = 0.
+
+    Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3, in the form of Rabe
+    and Staats 2021: the division by the total is put off to the end.
+    """
+
+    m: jax.Array
+    total: jax.Array
+    acc: jax.Array
+
+    @classmethod
+    def start(cls, sink: jax.Array | None, shape: tuple[int, ...], Dv: int, dtype: Any) -> "SoftmaxState":
+        """Before any key: a sink, which broadcasts to `shape`, joins the denominator here and brings no value."""
+        sink = jnp.float32(-jnp.inf) if sink is None else sink
+        m = jnp.broadcast_to(sink.astype(dtype), shape)
+        return cls(m, (m > -jnp.inf).astype(dtype), jnp.zeros((*shape, Dv), dtype))
+
+    def absorb(
+        self, logits: jax.Array, weighted_values: Callable[[jax.Array], jax.Array], nan_rows: jax.Array | None = None
+    ) -> "SoftmaxState":
+        """With some more keys.
+
+        Args:
+          logits: [..., keys].
+          weighted_values: f(p) = Σ_s p_s v_s of p = exp(logits − m).
+          nan_rows: 0, or NaN for the queries whose result is to be NaN.
+        """
+        m = jnp.maximum(self.m, logits.max(-1))
+        if nan_rows is not None:
+            m += nan_rows
+        top = finite_or_zero(m)
+        p = jnp.exp(below(logits, top[..., None]))
+        shrink = jnp.exp(below(self.m, top))
+        acc = self.acc * shrink[..., None] + weighted_values(p)
+        return SoftmaxState(m, self.total * shrink + p.sum(-1), acc)
+
+    def finish(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(out, m, log_sum), lse = m + log_sum: kept apart, since beside a logit of 1e8 the logarithm is lost.
+
+        A query without a key has out = 0, m = −inf, log_sum = 0.
+        """
+        empty = self.total == 0
+        total = jnp.where(empty, 1, self.total)
+        return self.acc / total[..., None], jnp.where(empty, -jnp.inf, self.m), jnp.log(total)
+
+
+def merge_finished(a: Any, b: Any) -> list[jax.Array]:
+    """Two partials (out, m, log_sum), of disjoint sets of keys, as one. m counts as a constant.
+
+    A partial of no keys is not looked at: its `out` may hold anything.
+    """
+    m = jax.lax.stop_gradient(jnp.maximum(a[1], b[1]))
+    top = finite_or_zero(m)
+    weights = [jnp.exp(below(x[1], top) + x[2]) for x in (a, b)]
+    total = weights[0] + weights[1]
+    total = jnp.where(total == 0, 1, total)
+    out, more = (
+        (w / total)[..., None] * jnp.where((x[1] == -jnp.inf)[..., None], 0, x[0])
+        for w, x in zip(weights, (a, b), strict=True)
+    )
+    return [out + more, m, jnp.log(total)]
+
+
+def merge_devices(out: jax.Array, lse: jax.Array, axis_name: Any, sink: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The partials (out, lse) of all devices along an axis, and the sink, as one: a maximum and a sum over them."""
+    m = jax.lax.stop_gradient(jnp.maximum(jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name), sink))
+    top = finite_or_zero(m)
+    w = jnp.exp(lse - top)
+    acc, total = jax.lax.psum((w[..., None] * out, w), axis_name)
+    out, m, log_sum = SoftmaxState(m, total + jnp.exp(sink - top), acc).finish()
+    return out, m + log_sum
 
 
 def merge(a: Partial, b: Partial) -> Partial:
@@ -50,32 +130,22 @@ def merge(a: Partial, b: Partial) -> Partial:
     (out_a, lse_a), (out_b, lse_b) = _partial("a", a), _partial("b", b)
     if out_a.shape != out_b.shape:
         remedy = "Merge partials of the same queries: broadcast a shared one first."
-        _checks.fail(ValueError, "merge", "the two partials must have one shape", remedy, out_a=out_a, out_b=out_b)
-    dtype = _checks.wide(out_a, lse_a, out_b, lse_b)
-    lse_a, lse_b = lse_a.astype(dtype), lse_b.astype(dtype)
-    top = jnp.maximum(lse_a, lse_b)
-    top = jax.lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))  # any shift is exact; its derivative is zero
-    w_a, w_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
-    total = w_a + w_b
-    total = jnp.where(total == 0, 1, total)
-    out = _share(w_a / total, out_a, lse_a) + _share(w_b / total, out_b, lse_b)
-    lse = jnp.where((lse_a == -jnp.inf) & (lse_b == -jnp.inf), -jnp.inf, top + jnp.log(total))
-    return out.astype(jnp.promote_types(out_a.dtype, out_b.dtype)), lse
-
-
-def _share(weight: jax.Array, out: jax.Array, lse: jax.Array) -> jax.Array:
-    """weight·out, where a partial of no keys is not looked at (it may hold anything)."""
-    return weight[..., None] * jnp.where((lse == -jnp.inf)[..., None], 0, out.astype(lse.dtype))
+        _errors.fail(ValueError, "merge", "the two partials must have one shape", remedy, out_a=out_a, out_b=out_b)
+    dtype = _errors.wide(out_a, lse_a, out_b, lse_b)
+    zero = jnp.zeros(lse_a.shape, dtype)
+    parts = [(out.astype(dtype), lse.astype(dtype), zero) for out, lse in ((out_a, lse_a), (out_b, lse_b))]
+    out, m, log_sum = merge_finished(*parts)
+    return out.astype(jnp.promote_types(out_a.dtype, out_b.dtype)), m + log_sum
 
 
 def _partial(name: str, x: Any) -> tuple[jax.Array, jax.Array]:
     remedy = "Pass the pair that attention(..., return_lse=True) returns."
     if not isinstance(x, (tuple, list)) or len(x) != 2:
         got = {name: f"of type {type(x).__name__}"}
-        _checks.fail(TypeError, "merge", f"{name} must be a pair (out, lse)", remedy, **got)
-    out, lse = _checks.array("merge", f"out_{name}", x[0]), _checks.array("merge", f"lse_{name}", x[1])
-    _checks.floating("merge", **{f"out_{name}": out, f"lse_{name}": lse})
+        _errors.fail(TypeError, "merge", f"{name} must be a pair (out, lse)", remedy, **got)
+    out, lse = _errors.array("merge", f"out_{name}", x[0]), _errors.array("merge", f"lse_{name}", x[1])
+    _errors.floating("merge", **{f"out_{name}": out, f"lse_{name}": lse})
     if lse.shape != out.shape[:-1] or out.ndim == 0:
         must = f"lse_{name} must have the axes of out_{name} without the last"
-        _checks.fail(ValueError, "merge", must, remedy, **{f"out_{name}": out, f"lse_{name}": lse})
+        _errors.fail(ValueError, "merge", must, remedy, **{f"out_{name}": out, f"lse_{name}": lse})
     return out, lse

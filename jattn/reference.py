@@ -17,8 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._checks import wide
-from jattn._numerics import below, finite_or_zero, set_aside
+from jattn._errors import wide
+from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn._types import Allowed, Keys, KPositions, Lse, Numeric, Out, Pairs, QPositions, Queries, Score, Values
 
 
@@ -79,7 +79,7 @@ def steps(
     T, S, D = *q.shape[:1], *k.shape
     dtype = wide(q, k, v)
     met = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))
-    (q, q_bad), (k, k_bad), (v_wide, v_bad) = (set_aside(x.astype(dtype)) for x in (q, k, v))
+    (q, q_bad), (k, k_bad), (v_wide, v_bad) = (zero_nonfinite_rows(x.astype(dtype)) for x in (q, k, v))
 
     # Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
     scale = jnp.asarray(D**-0.5 if scale is None else scale, dtype)

@@ -344,7 +344,7 @@ plant("a mask that knows the door", "jattn/masks/_rows.py", "import jax\nimport 
 plant("a private name of jax elsewhere", TILES, "import numpy as np\n",
       "import numpy as np\nfrom jax._src import core  # noqa\n", "jax_names.py::test_no_other_file_uses_such_names")
 plant("a refusal that no table knows", "jattn/door.py", "    if T == 0 or S == 0:",
-      "    if T < 0:\n        _checks.fail(ValueError, 'attend', 'a must b', 'Do c.', q=q)\n    if T == 0 or S == 0:",
+      "    if T < 0:\n        _errors.fail(ValueError, 'attend', 'a must b', 'Do c.', q=q)\n    if T == 0 or S == 0:",
       "messages.py::test_each_place_that_refuses_is_in_the_table")
 # fmt: on
 

@@ -13,6 +13,7 @@ from _inputs import assert_close, normal
 
 import jattn
 from jattn import cache, masks
+from jattn.engine import tuning
 
 B, Hkv, G, D, Dv = 2, 2, 3, 5, 3
 H, WINDOW, MOST = Hkv * G, 4, 3  # at most three tokens at once
@@ -198,14 +199,14 @@ def test_nothing_is_compiled_again_from_step_to_step(kind, dtype):
 def test_a_score_written_anew_at_each_step_is_the_same_program():
     x = normal(B, Hkv, 1, D, dtype=np.float32)
     c = cache.append(cache.contiguous(B, Hkv, 3, D), x, x)
-    cache._fold.few.clear_cache()
+    cache._decode.decode.clear_cache()
     for cap in (2.0, 3.0):
         by = jnp.float32(cap)
         got = cache.attention(x, c, score=lambda ell, t, s: by * jnp.tanh(ell / by))  # noqa: B023
-    assert cache._fold.few._cache_size() == 1
+    assert cache._decode.decode._cache_size() == 1
     assert_close(got, x, ulps=4)
     cache.attention(x, c, score=lambda ell, t, s: ell)
-    assert cache._fold.few._cache_size() == 2, "the control: another score is another program"
+    assert cache._decode.decode._cache_size() == 2, "the control: another score is another program"
 
 
 @pytest.mark.structure
@@ -230,7 +231,7 @@ def test_prefill_and_a_scan_of_steps(kind):
         def run(q, k, v):
             c = cache.append(made(), k[:, :, :prompt], v[:, :, :prompt])
             first = cache.attention(q[:, :, :prompt], c)
-            assert G * prompt > cache._fold.FEW
+            assert G * prompt > tuning.DECODE_ROWS
             rest = jax.lax.scan(one, c, tuple(jnp.moveaxis(x[:, :, prompt:], 2, 0) for x in (q, k, v)))[1]
             return jnp.concatenate([first, jnp.moveaxis(rest, 0, 2)], 2)
 
@@ -264,7 +265,7 @@ def test_many_queries_and_few_give_the_same(dtype, kind, monkeypatch):
 
         few = asked()
         with monkeypatch.context() as m:
-            m.setattr(cache._attention, "FEW", 0)
+            m.setattr(tuning, "DECODE_ROWS", 0)
             many = asked()
         filled = np.arange(MOST) < lengths[:, None, None]
         sees = np.zeros((B, H, MOST), bool)
@@ -278,7 +279,7 @@ def test_many_queries_and_few_give_the_same(dtype, kind, monkeypatch):
 @pytest.mark.structure
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_narrow_numbers_are_made_wide_some_at_a_time_and_the_last_may_overlap(dtype, monkeypatch):
-    monkeypatch.setattr(cache._fold, "STEP", 1)
+    monkeypatch.setattr(tuning, "CHUNK_BYTES", 1)
     n = 64 * 2 + 7  # three steps of 64, or one of all
     xs = sequences(np.float32, n=n)
     with jax.enable_x64(True):

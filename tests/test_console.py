@@ -79,8 +79,8 @@ def test_arrows_point_where_they_should_and_dots_are_still():
 
 
 def test_many_tiles_are_drawn_together_and_still_counted():
-    verdicts = np.tri(90, dtype=int) * 2
-    page = text(console.tiles(verdicts, width=40)).splitlines()
+    block_states = np.tri(90, dtype=int) * 2
+    page = text(console.tiles(block_states, width=40)).splitlines()
     assert len(page[0]) == 30
     assert page[0][0] == "▒"
     assert page[29] == "█" * 29 + "▒"
@@ -190,8 +190,8 @@ def test_other_kinds_of_numbers_and_nothing_at_all():
         (lambda: console.sparklines(3), TypeError, r"^sparklines: series must map names to \[F\], got series of type "
          r"int\. Pass a mapping\.$"),
         (lambda: console.why([[1.0]], ["a"], total=[1, 2]), ValueError, r"^why: total must have the shape \[D\]"),
-        (lambda: console.tiles([[3]]), ValueError, r"^tiles: verdicts must be 0, 1 or 2, got verdicts \[1, 1\]\. 0 "
-         r"none, 1 some, 2 all\.$"),
+        (lambda: console.tiles([[3]]), ValueError, r"^tiles: block_states must be 0, 1 or 2, got block_states "
+         r"\[1, 1\]\. 0 none, 1 some, 2 all\.$"),
         (lambda: console.conserved({}), TypeError, r"^conserved: quantities must map each quantity to \(predicted, "
          r"measured\), got quantities empty\. Pass a mapping\.$"),
         (lambda: console.save("x", "row.pdf"), ValueError, r"^save: file must end in \.svg or \.html, got file "

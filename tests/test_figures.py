@@ -20,7 +20,7 @@ from matplotlib.quiver import Quiver
 from PIL import Image
 from scipy.spatial import ConvexHull
 
-from jattn import _given, figures
+from jattn import _picture_inputs, figures
 
 WEIGHTS = np.array([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]])
 ROWS, WORDS = ["bank", "the"], ["river", "money", "the"]
@@ -157,9 +157,9 @@ def test_arcs_join_each_query_to_its_keys_as_thick_as_their_weight():
 
 
 def test_tiles_lie_where_they_belong_and_are_counted():
-    verdicts = np.array([[1, 0, 0], [2, 1, 0]])
+    block_states = np.array([[1, 0, 0], [2, 1, 0]])
     values = np.where(np.arange(10)[:, None] >= np.arange(12), -0.5 * np.arange(12), np.nan)
-    figure = figures.tiles(verdicts, values=values, shape=(5, 4))
+    figure = figures.tiles(block_states, values=values, shape=(5, 4))
     ax = figure.axes[0]
     drawn = {(p.get_y() / 5, p.get_x() / 4): p for p in ax.patches if p.get_width()}
     assert set(drawn) == set(np.ndindex(2, 3))
@@ -173,7 +173,7 @@ def test_tiles_lie_where_they_belong_and_are_counted():
     np.testing.assert_array_equal(np.ma.filled(ax.images[0].get_array(), np.nan), values)
     low, high = ax.images[0].get_clim()
     assert low == -high, "zero lies in the middle of the colours"
-    assert figures.tiles(verdicts, values=np.ones((10, 12), bool)).axes[0].get_xlim() == (0, 12)
+    assert figures.tiles(block_states, values=np.ones((10, 12), bool)).axes[0].get_xlim() == (0, 12)
 
 
 def test_the_field_the_hull_and_moving_keys_are_drawn_as_given():
@@ -195,9 +195,9 @@ def test_the_field_the_hull_and_moving_keys_are_drawn_as_given():
 
 def test_the_hull_holds_every_point_and_no_corner_too_many():
     points = np.random.default_rng(0).normal(size=(40, 2))
-    corners = _given.hull(points)
+    corners = _picture_inputs.hull(points)
     assert {tuple(p) for p in corners} == {tuple(points[i]) for i in ConvexHull(points).vertices}
-    assert len(_given.hull(np.array([[0.0, 0], [1, 1], [2, 2], [1, 1]]))) == 2, "a line has two ends"
+    assert len(_picture_inputs.hull(np.array([[0.0, 0], [1, 1], [2, 2], [1, 1]]))) == 2, "a line has two ends"
 
 
 def test_names_of_keys_close_together_do_not_cover_each_other():
@@ -239,7 +239,7 @@ def test_a_run_is_read_from_any_object():
 
     plain = types.SimpleNamespace(q=RUN["q"], k=KEYS, weights=RUN["weights"], p_r=RUN["p"])
     for given in (Diagnostics(RUN["q"], KEYS, RUN["weights"], RUN["p"]), plain, jax.tree.map(jnp.asarray, vars(plain))):
-        run = _given.run("here", given)
+        run = _picture_inputs.run("here", given)
         assert list(run.series) == ["p_r"]
         assert run.k.shape == (3, 3, 2)
         np.testing.assert_array_equal(run.steps, [0, 1, 2])
@@ -323,11 +323,15 @@ REFUSED = [
         ValueError,
         r"heads: weights must have the axes \[T, S\], .*got weights \[3\]",
     ),
-    (lambda: figures.tiles([[3]]), ValueError, r"^tiles: verdicts must be 0, 1 or 2, got verdicts \[1, 1\]\. 0 none"),
+    (
+        lambda: figures.tiles([[3]]),
+        ValueError,
+        r"^tiles: block_states must be 0, 1 or 2, got block_states \[1, 1\]\. 0 none",
+    ),
     (
         lambda: figures.tiles([[1, 2]], values=np.ones((4, 4)), shape=(4, 4)),
         ValueError,
-        r"^tiles: the tiles must cover values, got values \[4, 4\] and verdicts \[1, 2\] and shape \(4, 4\)\. Give",
+        r"^tiles: the tiles must cover values, got values \[4, 4\] and block_states \[1, 2\] and shape \(4, 4\)\. Give",
     ),
     (
         lambda: figures.why(KEYS, WORDS, total=[1]),

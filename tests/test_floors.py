@@ -1,6 +1,7 @@
 """The floors of the library: a module imports from lower floors only, and siblings never know each other."""
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,8 @@ import jattn
 FLOORS = {
     "_jax": -1,
     "_types": 0,
-    "_checks": 0,
+    "_errors": 0,
     "_numerics": 0,
-    "_walk": 0,
     "_values": 0,
     "reference": 1,
     "_softmax": 1,
@@ -20,24 +20,49 @@ FLOORS = {
     "masks": 1,
     "scores": 1,
     "positions": 1,
-    "_asked": 2,
-    "tiles": 2,
-    "blockwise": 3,
-    "derivatives": 3,
-    "door": 4,
-    "batch": 5,
-    "heads": 5,
-    "cache": 5,
-    "sharding": 5,
-    "hosts": 6,
-    "flow": 6,
-    "lab": 6,
-    "_given": 6,
-    "figures": 7,
-    "console": 7,
-    "page": 7,
-    "__init__": 8,
-    "__main__": 9,
+    "_picture_inputs": 1,
+    "arguments": 2,
+    "engine": 2,
+    "one_head": 3,
+    "many_heads": 3,
+    "cache": 3,
+    "sharding": 3,
+    "heads": 4,
+    "hosts": 4,
+    "flow": 4,
+    "lab": 4,
+    "figures": 4,
+    "console": 4,
+    "page": 4,
+    "__init__": 5,
+    "__main__": 6,
+}
+INSIDE = {  # of each package, its files and folders, lowest first; __init__ stands on all of them
+    "arguments": [["options"], ["heads"]],
+    "cache": [["_store"], ["_buffers", "_validate"], ["_pages"], ["_append", "_decode"], ["_attention"]],
+    "console": [["_grid", "_progress"], ["_views"]],
+    "engine": [
+        ["tuning"],
+        ["batching", "plan"],
+        ["schedule", "tile"],
+        ["tangent"],
+        ["backward", "forward"],
+        ["attend"],
+    ],
+    "engine.batching": [["partition"], ["primitive"], ["vmap"]],
+    "figures": [["_canvas"], ["_plane", "_signed", "_weights"], ["_time"]],
+    "flow": [["_closed", "_margins", "_measures", "_paths"], ["_continuous", "_diagnosis", "_long"]],
+    "heads": [["_multi"], ["_latent"]],
+    "hosts": [["_attend"], ["equinox", "flax", "haiku", "transformers"]],
+    "lab": [
+        ["result", "training"],
+        ["collapse", "dot_products", "entropies", "induction", "regression", "selection", "sphere"],
+    ],
+    "masks": [["_algebra"], ["_by_position", "_by_row", "_dense_form", "_where"]],
+    "page": [["_document"]],
+    "positions": [["_angles", "_frequencies"], ["_rotary", "_scalings"]],
+    "scores": [["_pointwise"], ["_relative"]],
+    "sharding": [["_blocks", "_ring"], ["_exchange"], ["_schemes"], ["_mesh"], ["_plan"]],
 }
 PACKAGE = Path(jattn.__file__).parent
 
@@ -84,28 +109,127 @@ def slips(package, floors=FLOORS):
                 yield f"{module}:{line} imports {direction}: {target}"
 
 
+def inside_slips(package, inside=INSIDE):
+    """Every arrow inside a package of the library that does not point down, in words."""
+    found = {".".join(f.parent.relative_to(package).parts) for f in package.rglob("__init__.py")} - {""}
+    yield from (f"{name} has no table of floors" for name in sorted(found - inside.keys()))
+    for name, levels in inside.items():
+        floors = {file: level for level, files in enumerate(levels) for file in files} | {"__init__": len(levels)}
+        folder = package.joinpath(*name.split("."))
+        for file in sorted(folder.rglob("*.py")):
+            module = file.relative_to(folder).with_suffix("").parts[0]
+            if module not in floors:
+                yield f"{name}.{module} has no floor"
+                continue
+            for line, other in names_imported(file, f"{package.name}.{name}"):
+                target = other if other in floors else "__init__"
+                if floors[target] >= floors[module] and target != module:
+                    yield f"{name}.{module}:{line} imports {target}"
+
+
+def names_imported(file, dotted):
+    """The first name below the package `dotted` of each import of a file."""
+    prefix = dotted + "."
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (
+                (node.lineno, a.name[len(prefix) :].split(".")[0]) for a in node.names if a.name.startswith(prefix)
+            )
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield node.lineno, "a relative import"
+        elif isinstance(node, ast.ImportFrom) and node.module == dotted:
+            yield from ((node.lineno, a.name) for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(prefix):
+            yield node.lineno, node.module[len(prefix) :].split(".")[0]
+
+
+def intrusions(package):
+    """Imports of what a leading underscore makes private to the folder that it lies in, from outside of it."""
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(package.name):
+                continue
+            for alias in node.names:
+                parts = f"{node.module}.{alias.name}".split(".")
+                for i, part in enumerate(parts):
+                    home = package.parent.joinpath(*parts[:i])
+                    a_file = (home / f"{part}.py").exists() or (home / part).is_dir()
+                    if part.startswith("_") and a_file and not file.is_relative_to(home):
+                        yield f"{file.relative_to(package)}:{node.lineno} imports {'.'.join(parts[: i + 1])}"
+
+
 def test_every_arrow_points_down():
     assert list(slips(PACKAGE)) == []
 
 
+def test_inside_each_package_every_arrow_points_down():
+    assert list(inside_slips(PACKAGE)) == []
+
+
+def test_what_has_a_leading_underscore_is_private_to_its_folder():
+    assert list(intrusions(PACKAGE)) == []
+
+
+def planted(tmp_path, file, line):
+    """A copy of the library with one more line at the end of a file."""
+    copy = tmp_path / "jattn"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / file).open("a") as f:
+        f.write(f"\n{line}\n")
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "slip"),
+    [
+        ("engine/tile.py", "from jattn.engine.forward import Forward", "imports forward"),
+        ("engine/forward.py", "from jattn.engine import backward", "imports backward"),
+        ("engine/batching/partition.py", "from jattn.engine.batching.vmap import Vmapped", "imports vmap"),
+        ("engine/tuning.py", "import jattn.engine.plan", "imports plan"),
+        ("masks/_algebra.py", "from jattn.masks import causal", "imports __init__"),
+        ("cache/_store.py", "def f():\n    from jattn.cache._append import append", "imports _append"),
+    ],
+)
+def test_an_arrow_planted_inside_a_package_is_caught(tmp_path, file, line, slip):
+    (found,) = inside_slips(planted(tmp_path, file, line))
+    assert found.endswith(slip)
+
+
+def test_a_file_or_a_package_without_a_floor_is_caught(tmp_path):
+    copy = planted(tmp_path, "engine/stray.py", "import jax")
+    (copy / "attic").mkdir()
+    (copy / "attic" / "__init__.py").write_text("")
+    assert list(inside_slips(copy)) == ["attic has no table of floors", "engine.stray has no floor"]
+
+
+def test_a_planted_intrusion_is_caught(tmp_path):
+    copy = planted(tmp_path, "one_head.py", "from jattn.masks._algebra import Mask\nfrom jattn.cache import _store")
+    assert [found.split(" imports ")[1] for found in intrusions(copy)] == ["jattn.masks._algebra", "jattn.cache._store"]
+
+
 def test_the_walk_sees_the_arrows_that_are_there():
     arrows = {(m, other) for m, file in modules(PACKAGE) for _, other in imported(ast.parse(file.read_text()), "jattn")}
-    assert {("door", "reference"), ("batch", "door"), ("masks", "_checks"), ("__init__", "partials")} <= arrows
+    assert {
+        ("one_head", "reference"),
+        ("many_heads", "arguments"),
+        ("masks", "_errors"),
+        ("__init__", "partials"),
+    } <= arrows
 
 
 @pytest.mark.parametrize(
     ("module", "line", "slip"),
     [
-        ("masks", "from jattn import door", "masks:1 imports up: door"),
+        ("masks", "from jattn import one_head", "masks:1 imports up: one_head"),
         ("masks", "from jattn.partials import merge", "masks:1 imports sideways: partials"),
-        ("masks", "import jattn.door as d", "masks:1 imports up: door"),
+        ("masks", "import jattn.one_head as d", "masks:1 imports up: one_head"),
         ("masks", "from . import partials", "masks:1 imports sideways: partials"),
-        ("masks", "from .door import attention", "masks:1 imports up: door"),
+        ("masks", "from .one_head import attention", "masks:1 imports up: one_head"),
         ("masks", "import jattn", "masks:1 imports up: __init__"),
         ("masks", "from jattn import attention", "masks:1 imports up: __init__"),
         ("masks", "def f():\n    from jattn import reference", "masks:2 imports sideways: reference"),
-        ("masks", "if True:\n    import jattn.batch", "masks:2 imports up: batch"),
-        ("_checks", "from jattn import _types", "_checks:1 imports sideways: _types"),
+        ("masks", "if True:\n    import jattn.many_heads", "masks:2 imports up: many_heads"),
+        ("_errors", "from jattn import _types", "_errors:1 imports sideways: _types"),
         ("stray", "import jax", "stray has no floor"),
         ("masks", "from jattn import stray", "masks:1 imports stray, which has no floor"),
     ],
@@ -113,7 +237,7 @@ def test_the_walk_sees_the_arrows_that_are_there():
 def test_a_planted_arrow_is_caught(tmp_path, module, line, slip):
     package = tmp_path / "jattn"
     package.mkdir()
-    for name in ("__init__", "_checks", "_types", "partials", "reference", "door", "batch", "masks"):
+    for name in ("__init__", "_errors", "_types", "partials", "reference", "one_head", "many_heads", "masks"):
         (package / f"{name}.py").write_text("import jax\n")
     if "stray" in line:
         (package / "stray.py").write_text("")
@@ -127,6 +251,8 @@ def test_what_is_allowed_is_let_through(tmp_path):
     package.mkdir()
     (package / "_types.py").write_text("from collections.abc import Callable\nimport jax\n")
     (package / "masks.py").write_text("import jax.numpy as jnp\nfrom jattn._types import Array\nfrom . import _types\n")
-    (package / "door.py").write_text("from jattn import masks\nfrom jattn.masks import causal\nimport jattn.masks\n")
-    (package / "__init__.py").write_text("from jattn import masks\nfrom jattn.door import attention\n")
+    (package / "one_head.py").write_text(
+        "from jattn import masks\nfrom jattn.masks import causal\nimport jattn.masks\n"
+    )
+    (package / "__init__.py").write_text("from jattn import masks\nfrom jattn.one_head import attention\n")
     assert list(slips(package)) == []

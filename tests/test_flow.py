@@ -78,7 +78,7 @@ def test_the_check_on_pulls_can_fail(x64):
     @jax.jit
     def off(q, k, v):
         found = flow.pulls(q, k, v, anything, scale=1 / D)  # 1/D for 1/√D
-        return found.on_q.sum(1) + jax.grad(lambda q: anything(flow.attend(q, k, v)))(q)
+        return found.on_q.sum(1) + jax.grad(lambda q: anything(flow.attention_steps(q, k, v)))(q)
 
     assert small(off(*qkv())) > 1e-2
 
@@ -115,12 +115,12 @@ def of_one_query(q, k, v, goal, target):
     miss = lambda q: 0.5 * jnp.sum((attended(q[None], k, v)[1] - goal[None]) ** 2)  # noqa: E731
     apart = k - mean[None]
     dk = jax.grad(cross, 1)(q, k)
-    ours = flow.cross_entropy(target)(flow.attend(q[None], k, v))
+    ours = flow.cross_entropy(target)(flow.attention_steps(q[None], k, v))
     gaps = [
         jax.grad(cross)(q, k) + c * (k[target] - mean),
         jax.hessian(cross)(q, k) - c**2 * (p[:, None] * apart).T @ apart,
         jax.grad(miss)(q) + c * (p[:, None] * apart).T @ (v - out[None]) @ (goal - out),
-        jax.grad(lambda q: flow.squared_error(goal)(flow.attend(q[None], k, v)))(q) - jax.grad(miss)(q),
+        jax.grad(lambda q: flow.squared_error(goal)(flow.attention_steps(q[None], k, v)))(q) - jax.grad(miss)(q),
         dk.sum(0),
         dk - c * jnp.outer(p - jax.nn.one_hot(target, S, dtype=p.dtype), q),
         ours - cross(q, k),
@@ -142,7 +142,7 @@ def test_the_pull_of_each_key_has_the_sign_that_theory_says(x64):
 
     @jax.jit
     def pulled(q, k):
-        return flow.attend(q, k, k).weights[0], flow.pulls(q, k, k, flow.cross_entropy(0)).on_q[0]
+        return flow.attention_steps(q, k, k).weights[0], flow.pulls(q, k, k, flow.cross_entropy(0)).on_q[0]
 
     q, k = np.array([[1.0, 0.0]]), TOY
     p, on_q = map(np.asarray, pulled(q, k))
@@ -156,8 +156,8 @@ def test_a_distribution_as_target_is_a_mixture_of_its_keys(x64):
 
     @jax.jit
     def losses(q, k, v, pi):
-        of = lambda target: lambda q: flow.cross_entropy(target)(flow.attend(q, k, v))  # noqa: E731
-        weights, one_hot = flow.attend(q, k, v).weights[0], jax.nn.one_hot(3, S)
+        of = lambda target: lambda q: flow.cross_entropy(target)(flow.attention_steps(q, k, v))  # noqa: E731
+        weights, one_hot = flow.attention_steps(q, k, v).weights[0], jax.nn.one_hot(3, S)
         return weights, *jax.value_and_grad(of(pi))(q), of(one_hot)(q), of(3)(q)
 
     q, k, v = qkv(T=1)
@@ -348,7 +348,7 @@ def toy_read(q, k):
 
 
 def toy_loss(q, k, target):
-    return flow.cross_entropy(target)(flow.attend(q[None], k, k))
+    return flow.cross_entropy(target)(flow.attention_steps(q[None], k, k))
 
 
 @pytest.mark.structure
@@ -638,7 +638,7 @@ def test_the_report_sees_a_broken_run_moved_keys_and_missed_limits(free, x64):
 def sentence(w, x):
     """A layer with every matrix: the words' outputs should be the next word's embedding."""
     W_Q, W_K, W_V, W_O = w
-    out = flow.attend(x @ W_Q, x @ W_K, x @ W_V).out @ W_O
+    out = flow.attention_steps(x @ W_Q, x @ W_K, x @ W_V).out @ W_O
     return jnp.mean((out[:-1] - x[1:]) ** 2)
 
 

@@ -57,15 +57,15 @@ def near(t, s):
 
 
 def ends(t_low, t_high, s_low, s_high):
-    """All that is before position 0 meets; of the rest nothing is known."""
-    return jnp.bool_(True), (t_high < 0) & (s_high < 0)
+    """Every pair before position 0 is allowed; of the rest nothing is known."""
+    return masks.block_state(True, (t_high < 0) & (s_high < 0))
 
 
 holders = st.one_of(
     st.sampled_from(sorted(TABLES)).map(lambda size: (masks.blocks(TABLES[size], size), in_blocks(size))),
     st.sampled_from(sorted(IDS)).map(lambda n: (masks.segments(*IDS[n]), IDS[n][0][:, None] == IDS[n][1][None, :])),
     st.just((masks.where(near), (here - there) % 3 < 2)),
-    st.just((masks.where(lambda t, s: near(t, s) | ((t < 0) & (s < 0)), verdict=ends),
+    st.just((masks.where(lambda t, s: near(t, s) | ((t < 0) & (s < 0)), state=ends),
              ((here - there) % 3 < 2) | ((here < 0) & (there < 0)))),
     st.just((masks.where(lambda t, s: jnp.asarray(ALLOWED)[t % T, s % S]), ALLOWED[here % T, there % S])),
 )  # fmt: skip
@@ -123,19 +123,19 @@ def rectangle(first, last, places, axis):
 
 @settings(max_examples=100)
 @given(trees, bounds_of[T], bounds_of[S])
-def test_a_verdict_on_a_rectangle_is_never_wrong(tree, rows, columns):
+def test_the_block_state_of_a_rectangle_is_never_wrong(tree, rows, columns):
     mask, booleans = tree
     q, k = rectangle(*rows, q_places, 0), rectangle(*columns, k_places, 1)
-    some, every = (bool(np.all(x)) for x in mask.verdict(q, k))
+    (state,) = np.ravel(mask.block_state(q, k))
     inside = booleans[rows[0] : rows[1] + 1, columns[0] : columns[1] + 1]
-    assert some or not inside.any()
-    assert not every or inside.all()
-    assert some or not every
+    assert state in (masks.EMPTY, masks.PARTIAL, masks.FULL)
+    assert state != masks.EMPTY or not inside.any()
+    assert state != masks.FULL or inside.all()
 
 
-def test_a_wrong_verdict_would_be_seen():
-    wrong = masks.where(near, verdict=lambda *ends: (jnp.bool_(False), jnp.bool_(True)))
-    check = test_a_verdict_on_a_rectangle_is_never_wrong.hypothesis.inner_test
+def test_a_wrong_block_state_would_be_seen():
+    wrong = masks.where(near, state=lambda *ends: jnp.int32(masks.FULL))
+    check = test_the_block_state_of_a_rectangle_is_never_wrong.hypothesis.inner_test
     with pytest.raises(AssertionError):
         check((wrong, (here - there) % 3 < 2), [0, 5], [0, 5])
 
@@ -162,32 +162,32 @@ KNOWN = {  # each mask, and the pairs of 40 positions that it stands for
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_of_consecutive_rows_a_verdict_is_exact(name):
+def test_of_consecutive_rows_the_block_state_is_exact(name):
     """Not only never wrong: what none meet is not visited, and what all meet not masked. (~ turns the two about.)"""
     mask, rule = KNOWN[name]
     booleans = np.broadcast_to(rule(at[:, None], at[None, :]), (40, 40)).reshape(5, 8, 5, 8).swapaxes(1, 2)
     first = np.arange(0, 40, 8)
     q, k = masks.Spans.at(first, first + 7, 0), masks.Spans.at(first, first + 7, 1)
     for either, meet in ((mask, booleans), (~mask, ~booleans)):
-        some, every = (np.broadcast_to(x, (5, 5)) for x in either.verdict(q, k))
-        np.testing.assert_array_equal(some, meet.any((2, 3)))
-        if name != "dilated":  # which says of no rectangle but one pair, or with a stride of 1, that all meet
-            np.testing.assert_array_equal(every, meet.all((2, 3)))
+        state = np.broadcast_to(either.block_state(q, k), (5, 5))
+        np.testing.assert_array_equal(state != masks.EMPTY, meet.any((2, 3)))
+        if name != "dilated":  # which calls no rectangle FULL but one pair, or with a stride of 1
+            np.testing.assert_array_equal(state == masks.FULL, meet.all((2, 3)))
 
 
 def test_an_author_says_what_a_rectangle_holds():
     def before(t_low, t_high, s_low, s_high):
-        return t_high >= s_low, t_low >= s_high
+        return masks.block_state(t_high >= s_low, t_low >= s_high)
 
-    asked = masks.where(lambda t, s: t >= s, verdict=before)
-    assert repr(asked) == "where(<lambda>, verdict=before)"
+    asked = masks.where(lambda t, s: t >= s, state=before)
+    assert repr(asked) == "where(<lambda>, state=before)"
     first = np.arange(0, 40, 8)
     q, k = masks.Spans.at(first, first + 7, 0), masks.Spans.at(first, first + 7, 1)
-    for got, want in zip(asked.verdict(q, k), masks.causal().verdict(q, k), strict=True):
-        assert isinstance(got, np.ndarray), "known before anything is traced"
-        np.testing.assert_array_equal(got, want)
-    traced = jax.jit(lambda low: asked.verdict(q._replace(lowest=low), k))(q.lowest)
-    assert_same(traced, masks.causal().verdict(q, k))
+    got, want = asked.block_state(q, k), masks.causal().block_state(q, k)
+    assert isinstance(got, np.ndarray), "known before anything is traced"
+    np.testing.assert_array_equal(got, want)
+    traced = jax.jit(lambda low: asked.block_state(q._replace(lowest=low), k))(q.lowest)
+    np.testing.assert_array_equal(traced, want)
 
 
 def test_what_a_predicate_captures_is_a_leaf():
@@ -291,7 +291,8 @@ def test_any_rows_of_a_mask_are_those_of_the_whole(tree):
     for rows, columns in ((slice(0, 5), slice(3, 10)), (slice(4, T), slice(16, S))):
         q = masks.Rows(rows.start, jnp.asarray(q_places[rows]))
         k = masks.Rows(columns.start, jnp.asarray(k_places[columns]))
-        np.testing.assert_array_equal(mask.pairs(q, k), booleans[rows, columns])
+        np.testing.assert_array_equal(mask.tile(q, k), booleans[rows, columns])
+        np.testing.assert_array_equal(mask.tile(q, k, transposed=True), booleans[rows, columns].T)
 
 
 @given(trees)

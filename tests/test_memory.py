@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal, pairs, qkv
-from test_door import weigh
+from test_one_head import weigh
 
 import jattn
-from jattn import _walk, masks, reference, scores
+from jattn import masks, reference, scores
+from jattn.engine import batching
 
 T, S = 67, 71
 TILE = (16, 16)
@@ -95,8 +96,8 @@ TRANSFORMS = {
 
 
 def within(eqn):
-    """The jaxprs of which an equation is made; of a walk, that of its function."""
-    if eqn.primitive is _walk.walk_p:
+    """The jaxprs of which an equation is made; of a batched call, that of its function."""
+    if eqn.primitive is batching.batched_call_p:
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
         yield jax.make_jaxpr(eqn.params["fun"])(*shapes).jaxpr
     for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
@@ -158,7 +159,7 @@ def test_an_array_of_pairs_would_be_seen():
 def test_an_array_of_pairs_would_be_seen_wherever_it_hides():
     """In a loop, a branch, a checkpoint, a function that is walked, and what a loop keeps of all its steps."""
 
-    class Outer(_walk.Walkable):
+    class Outer(batching.BatchedFunction):
         def __call__(self, a, b):
             return [jnp.outer(a, b).sum()]
 
@@ -171,7 +172,7 @@ def test_an_array_of_pairs_would_be_seen_wherever_it_hides():
         "cond": lambda a, b: jax.lax.cond(a[0] > 0, lambda: jnp.outer(a, b).sum(), lambda: a[0]),
         "jit": jax.jit(lambda a, b: jnp.outer(a, b).sum()),
         "checkpoint": jax.checkpoint(lambda a, b: jnp.outer(a, b).sum()),
-        "walk": lambda a, b: _walk.walk(Outer(), a, b)[0],
+        "a batched call": lambda a, b: batching.batched_call(Outer(), a, b)[0],
         "kept": kept,
     }
     for name, f in hiding.items():

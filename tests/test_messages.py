@@ -204,7 +204,7 @@ TABLE = [
     (lambda: masks.where(lambda t, s: jnp.sin(t.astype(jnp.float32))), TypeError, f"where: predicate must return one boolean, got predicate returning float32[]. {PREDICATE}"),
     (lambda: masks.where(lambda t, s: jnp.ones(3, bool)), TypeError, f"where: predicate must return one boolean, got predicate returning bool[3]. {PREDICATE}"),
     (lambda: masks.where(lambda t, s: None), TypeError, f"where: predicate must return one boolean, got predicate returning nothing. {PREDICATE}"),
-    (lambda: masks.where(lambda t, s: t > s, verdict=lambda a, b, c, d: a > b), TypeError, "where: verdict must return two booleans, got verdict returning bool[]. Write f(q_lowest, q_highest, k_lowest, k_highest) -> (some, all) on integer scalars; the library maps it."),
+    (lambda: masks.where(lambda t, s: t > s, state=lambda a, b, c, d: a > b), TypeError, "where: state must return one block state, got state returning bool[]. Write f(q_lowest, q_highest, k_lowest, k_highest) -> block_state(some, every) on integer scalars; the library maps it."),
     (lambda: masks.prefix(2.0), TypeError, "prefix: n must be integer, got n float32[]. It counts tokens: pass a whole number."),
     (lambda: masks.prefix(whole(2)), ValueError, "prefix: n must be a scalar, got n [2]. Pass one; map over a batch of them with jax.vmap."),
     (lambda: masks.chunked(0), ValueError, "chunked: size must be at least 1, got size 0. Pass a Python int of at least 1."),
@@ -301,7 +301,12 @@ def test_refusals_are_the_same_inside_jit_and_vmap(name):
 # Each place in the code that refuses is reached by a row of the table.
 
 PACKAGE = Path(jattn.__file__).parent
-PICTURES = {"_given", "figures", "console", "page"}  # they draw what they are given, and have tests of their own
+PICTURES = {
+    "_picture_inputs",
+    "figures",
+    "console",
+    "page",
+}  # they draw what they are given, and have tests of their own
 NO_REFUSAL = {
     "raise NotImplementedError",
     "raise error(f'{where}: {must}, got {seen}. {remedy}')",
@@ -311,7 +316,7 @@ NO_REFUSAL = {
 def refusals(source, module):
     """The lines on which a module refuses something: a raise, or a call of `fail` or of what it is known as."""
     for node in ast.walk(ast.parse(source)):
-        if (isinstance(node, ast.Call) and ast.unparse(node.func) in ("fail", "_checks.fail")) or (
+        if (isinstance(node, ast.Call) and ast.unparse(node.func) in ("fail", "_errors.fail")) or (
             isinstance(node, ast.Raise) and ast.unparse(node) not in NO_REFUSAL
         ):
             yield module, range(node.lineno, node.end_lineno + 1)
@@ -345,5 +350,5 @@ def test_each_place_that_refuses_is_in_the_table():
 
 
 def test_a_refusal_in_the_code_is_seen():
-    source = "def f(x):\n    _checks.fail(\n        ValueError)\n    raise TypeError('x')\n    fail(x)\n"
+    source = "def f(x):\n    _errors.fail(\n        ValueError)\n    raise TypeError('x')\n    fail(x)\n"
     assert sorted((s.start, s.stop) for _, s in refusals(source, "new")) == [(2, 4), (4, 5), (5, 6)]

@@ -16,8 +16,9 @@ import pytest
 from _inputs import assert_close, normal, qkv
 
 import jattn
-from jattn import blockwise, derivatives, masks, scores
-from jattn._walk import walk_p
+from jattn import masks, scores
+from jattn.engine import tangent, tile
+from jattn.engine.batching import batched_call_p
 
 T, TILE = 29, (16, 16)
 structure = pytest.mark.structure  # of all but what depends on which operations XLA fuses
@@ -115,8 +116,8 @@ def test_without_jit_what_a_tile_computes_can_be_printed(monkeypatch):
     def arrays(kind):
         return [y for y in seen[kind] if not isinstance(y, jax.core.Tracer)]
 
-    monkeypatch.setattr(blockwise, "worth", looking(blockwise.worth, "logits"))
-    monkeypatch.setattr(derivatives._Weights, "of", looking(derivatives._Weights.of, "weights"))
+    monkeypatch.setattr(tile, "logits", looking(tile.logits, "logits"))
+    monkeypatch.setattr(tangent.Recomputed, "probabilities", looking(tangent.Recomputed.probabilities, "weights"))
     x = arguments(np.float64)
     with jax.disable_jit():
         jax.grad(loss)(x)
@@ -352,7 +353,7 @@ def test_ahead_of_time():
     assert jax.tree.map(lambda a: (a.shape, a.dtype), abstract) == jax.tree.map(lambda a: (a.shape, a.dtype), want)
     jaxpr = jax.make_jaxpr(f)(shapes)
     assert [v.shape for v in jaxpr.out_avals] == [a.shape for a in jax.tree.leaves(want)]
-    assert str(jaxpr).count("walk[") == 2, "the fold, and its cotangents"
+    assert str(jaxpr).count("batched_call[") == 2, "the fold, and its cotangents"
     assert all(word in str(jaxpr) for word in ("_Attend(", "Cotangents("))
     program = f.lower(shapes).compile()
     assert_close(program(x), want, ulps=0)
@@ -369,7 +370,7 @@ def walks(jaxpr):
     """The forward folds in a jaxpr and in whatever is nested in it, but for those of a loop's body once."""
     count = 0
     for eqn in jaxpr.eqns:
-        count += eqn.primitive is walk_p and "_Attend(" in str(eqn.params["fun"])
+        count += eqn.primitive is batched_call_p and "_Attend(" in str(eqn.params["fun"])
         for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
             inner = getattr(leaf, "jaxpr", leaf)
             count += walks(inner) if hasattr(inner, "eqns") else 0

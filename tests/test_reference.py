@@ -11,7 +11,7 @@ from _inputs import D, Dv, S, T, assert_close, normal, pairs, positions, qkv
 from jax.test_util import check_grads
 from test_floors import FLOORS
 
-from jattn import door, reference
+from jattn import one_head, reference
 
 pytestmark = pytest.mark.structure
 
@@ -177,4 +177,4 @@ def test_the_oracle_imports_nothing_that_it_judges():
                 yield name.split(".")[1]
 
     assert {FLOORS[name] for name in sources(reference)} <= {0}
-    assert {FLOORS[name] for name in sources(door)} > {0}  # one that imports more would be seen
+    assert {FLOORS[name] for name in sources(one_head)} > {0}  # one that imports more would be seen

@@ -17,7 +17,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jattn
-from jattn import _walk, masks, sharding
+from jattn import masks, sharding
+from jattn.engine import tuning
 
 KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce", "reduce-scatter")
 QUICK = {"xla_backend_optimization_level": 0}
@@ -195,7 +196,7 @@ WALKED = ["walked", pytest.param("long", marks=pytest.mark.exhaustive)]
 @pytest.fixture(name="T")
 def rows(request, monkeypatch):
     if request.param == "walked":
-        monkeypatch.setattr(_walk._mapped, "_budget", lambda platform: 1)
+        monkeypatch.setattr(tuning, "group_bytes", lambda platform: 1)
     return ROWS[request.param]
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import D, Dv, assert_close, assert_same, normal, pairs, qkv
-from test_door import definition, derivatives, inputs, ours, weigh
 from test_memory import formed
+from test_one_head import definition, derivatives, inputs, ours, weigh
 
 import jattn
 from jattn import _walk, masks, reference

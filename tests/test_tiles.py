@@ -11,46 +11,47 @@ from jax.test_util import check_grads
 from test_masks import k_places, q_places, trees
 
 import jattn
-from jattn import masks, reference, tiles
+from jattn import masks, reference
+from jattn.engine import schedule, tile, tuning
+from jattn.engine.plan import Operands, Plan, pad
 
 lengths = st.integers(1, 5000)
 
 
 @given(lengths, lengths, st.sampled_from(["cpu", "gpu", "tpu"]))
 def test_tiles_are_even_and_pad_little(T, S, backend):
-    q, k = tiles.tile_sizes(T, S, backend=backend)
-    for n, tile in ((T, q), (S, k)):
-        count = -(-n // tile)
-        assert 1 <= tile <= n + 15
-        assert tile % 16 == 0 or count == 1, "tiles begin at the cells in which dropout is drawn"
-        assert count * tile - n < 16 * count, "no more than is needed to round up"
+    q, k = tuning.tile_sizes(T, S, platform=backend)
+    for n, size in ((T, q), (S, k)):
+        count = -(-n // size)
+        assert 1 <= size <= n + 15
+        assert size % 16 == 0 or count == 1, "tiles begin at the cells in which dropout is drawn"
+        assert count * size - n < 16 * count, "no more than is needed to round up"
     assert q * k * 4 <= 2**22, "a tile of float32 stays in a cache or two"
-    assert tiles.tile_sizes(T, S) == tiles.tile_sizes(T, S, backend=jax.default_backend())
+    assert tuning.tile_sizes(T, S) == tuning.tile_sizes(T, S, platform=jax.default_backend())
 
 
 def test_a_small_call_is_one_tile_and_an_accelerator_has_larger_ones():
-    assert tiles.tile_sizes(13, 17, backend="cpu") == (13, 17)
-    cpu, gpu = (tiles.tile_sizes(8192, 8192, backend=b) for b in ("cpu", "gpu"))
+    assert tuning.tile_sizes(13, 17, platform="cpu") == (13, 17)
+    cpu, gpu = (tuning.tile_sizes(8192, 8192, platform=b) for b in ("cpu", "gpu"))
     assert np.prod(cpu) < np.prod(gpu)
 
 
 def plan_and_operands(mask, q_tile, k_tile, *, T=T, S=S, at=None):
     at = at or (None, None)
-    plan = tiles.Plan(T, S, q_tile, k_tile, jnp.dtype(jnp.float32), None)
+    plan = Plan(T, S, q_tile, k_tile, jnp.dtype(jnp.float32), None)
+    mask = None if mask is None else mask.split_qk()
     q, k, v = map(jnp.asarray, qkv(T=T, S=S, dtype=np.float32))
-    x = tiles.Operands(q, k, v, None, None, jnp.float32(1), (), mask, *at, None)
-    return plan, tiles.padded(plan, x)
+    return plan, pad(plan, Operands(q, k, v, None, None, jnp.float32(1), (), mask, *at))
 
 
-def verdicts(plan, x):
-    """0, 1 or 2 for each tile: none, some, all meet."""
-    route = tiles.route(plan, x)
-    if route.verdict is not None:
-        return np.asarray(route.verdict)
-    known = np.zeros((plan.nq, plan.nk), int)
-    for n, places in zip((2, 1), route.lists, strict=True):
-        known[tuple(places.T)] += n
-    return known
+def block_states(plan, x):
+    visits = schedule.schedule(plan, x)
+    if visits.states is not None:
+        return np.asarray(visits.states)
+    states = np.full((plan.q_tiles, plan.k_tiles), masks.EMPTY)
+    for (state, _), places in zip(schedule.PASSES, visits.lists, strict=True):
+        states[tuple(places.T)] += state
+    return states
 
 
 sizes = st.tuples(st.sampled_from([4, 5, 13]), st.sampled_from([3, 8, 17]))
@@ -59,25 +60,27 @@ sizes = st.tuples(st.sampled_from([4, 5, 13]), st.sampled_from([3, 8, 17]))
 @pytest.mark.structure
 @settings(max_examples=30)
 @given(trees, sizes, st.booleans())
-def test_a_verdict_is_never_wrong(tree, sizes, placed):
+def test_the_block_state_of_a_tile_is_never_wrong(tree, sizes, placed):
     mask, booleans = tree
     at = (jnp.asarray(q_places), jnp.asarray(k_places)) if placed else (None, None)
     if not placed:
         rows = (masks.Rows(0, jnp.arange(n, dtype=jnp.int32)) for n in (T, S))
-        booleans = np.asarray(mask.pairs(*rows))
+        booleans = np.asarray(mask.tile(*rows))
     plan, x = plan_and_operands(mask, *sizes, at=at)
-    known = verdicts(plan, x)
-    for i in range(plan.nq):
-        for j in range(plan.nk):
+    states = block_states(plan, x)
+    for i in range(plan.q_tiles):
+        for j in range(plan.k_tiles):
             here = booleans[i * plan.q_tile :, j * plan.k_tile :][: plan.q_tile, : plan.k_tile]
-            if known[i, j] == 0:
+            if states[i, j] == masks.EMPTY:
                 assert not here.any()
-            if known[i, j] == 2:
+            if states[i, j] == masks.FULL:
                 assert here.all()
                 assert here.shape[1] == plan.k_tile, "a tile that holds padding is masked"
-            met = np.asarray(tiles.meeting(plan, x, i, j))
-            np.testing.assert_array_equal(met[: here.shape[0], : here.shape[1]], here)
-            assert not met[:, here.shape[1] :].any(), "a row that pads is met by none"
+            allowed = np.asarray(tile.tile_mask(plan, tile.cut(plan, x, i, j)))
+            np.testing.assert_array_equal(allowed[: here.shape[0], : here.shape[1]], here)
+            assert not allowed[:, here.shape[1] :].any(), "no query may attend a row that pads"
+            transposed = tile.tile_mask(plan, tile.cut(plan, x, i, j, transposed=True))
+            np.testing.assert_array_equal(transposed, allowed.T)
 
 
 EXACT = {
@@ -106,15 +109,15 @@ def test_each_tile_that_may_meet_is_visited_once_and_no_other(name, traced):
             else (masks.causal() & masks.lengths(k=np.int32(20)))
         )
     plan, x = plan_and_operands(mask, 16, 16, T=T, S=S, at=at)
-    met = np.zeros((plan.nq * 16, plan.nk * 16), bool)
+    met = np.zeros((plan.q_tiles * 16, plan.k_tiles * 16), bool)
     met[:T, :S] = np.broadcast_to(rule(t, s), (T, S))
-    by_tile = met.reshape(plan.nq, 16, plan.nk, 16).swapaxes(1, 2)
-    real = np.ones((plan.nq * 16, 1), bool)
+    by_tile = met.reshape(plan.q_tiles, 16, plan.k_tiles, 16).swapaxes(1, 2)
+    real = np.ones((plan.q_tiles * 16, 1), bool)
     real[T:] = False
-    rows = by_tile | ~real.reshape(plan.nq, 1, 16, 1)  # queries that pad ask for no mask
+    rows = by_tile | ~real.reshape(plan.q_tiles, 1, 16, 1)  # queries that pad ask for no mask
     want = np.where(rows.all((2, 3)), 100, np.where(by_tile.any((2, 3)), 1, 0))
-    route = tiles.route(plan, x)
-    assert (route.lists is None) == (
+    visits = schedule.schedule(plan, x)
+    assert (visits.lists is None) == (
         traced and (mask is None or mask.looks_at_positions or "lengths" in name) and mask is not None
     )
 
@@ -123,13 +126,15 @@ def test_each_tile_that_may_meet_is_visited_once_and_no_other(name, traced):
 
     def by_rows():
         row = lambda counts, i: (  # noqa: E731
-            tiles.over_keys(tiles.route(plan, x), i, lambda c, j, masked: visit(c, i, j, masked), counts),
+            schedule.fold_keys(schedule.schedule(plan, x), i, lambda c, j, masked: visit(c, i, j, masked), counts),
             jnp.zeros((1,)),
         )
-        return tiles.over_queries(plan, row, jnp.zeros((plan.nq, plan.nk), jnp.int32))[0]
+        return schedule.scan_queries(plan, row, jnp.zeros((plan.q_tiles, plan.k_tiles), jnp.int32))[0]
 
     def by_tiles():
-        return tiles.over_tiles(tiles.route(plan, x), visit, jnp.zeros((plan.nq, plan.nk), jnp.int32))
+        return schedule.scan_tiles(
+            schedule.schedule(plan, x), visit, jnp.zeros((plan.q_tiles, plan.k_tiles), jnp.int32)
+        )
 
     np.testing.assert_array_equal(jax.jit(by_rows)(), want)
     np.testing.assert_array_equal(jax.jit(by_tiles)(), want)
@@ -159,8 +164,8 @@ def pattern(rate, *, T=67, S=71, key=KEY, tile=None):
 @pytest.mark.structure
 def test_dropout_has_one_pattern_whatever_the_tile():
     want = pattern(0.4)
-    for tile in ((16, 16), (32, 16), (16, 48), (80, 80)):
-        got = pattern(0.4, tile=tile)
+    for size in ((16, 16), (32, 16), (16, 48), (80, 80)):
+        got = pattern(0.4, tile=size)
         np.testing.assert_array_equal(got > 0, want > 0)
         assert_close(got, want, ulps=8)
     smaller = pattern(0.4, T=19, S=23, tile=(16, 16))

@@ -56,10 +56,18 @@ class Masked(Mask):
         self.mask, self.tally = mask, tally
 
     def pairs(self, q, k):
-        return self.mask.pairs(q, k) | (self.tally((q.positions[0] * T + k.positions[0]).astype(jnp.float32)) != 0)
+        return self.mask.pairs(q, k) | (
+            self.tally((q.positions.ravel()[0] * T + k.positions.ravel()[0]).astype(jnp.float32)) != 0
+        )
 
-    def verdict(self, q, k):
-        return self.mask.verdict(q, k)
+    def block_state(self, q, k):
+        return self.mask.block_state(q, k)
+
+    def split_qk(self):
+        return type(self)(self.mask.split_qk(), self.tally)
+
+    def leaf_axes(self):
+        return self.mask.leaf_axes()
 
     def padded(self, T, S):
         return Masked(self.mask.padded(T, S), self.tally)
@@ -129,8 +137,8 @@ def test_only_tiles_in_which_some_meet_are_computed_and_only_those_in_which_some
 
 def test_a_visit_too_many_would_be_counted():
     class Vague(Masked):
-        def verdict(self, q, k):
-            return True, False
+        def block_state(self, q, k):
+            return masks.PARTIAL
 
     jax.tree_util.register_pytree_node(Vague, lambda m: ((m.mask,), m.tally), lambda tally, c: Vague(c[0], tally))
     x, tally = normal(T, 2, dtype=np.float32), Tally()

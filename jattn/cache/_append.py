@@ -6,12 +6,13 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Int
+from jattn.arguments.heads import per_row
 from jattn.cache._buffers import NEVER, Ring
-from jattn.cache._doors import known, per_row, rows_of, shape_of
 from jattn.cache._pages import Paged
 from jattn.cache._store import Cache, tokens, write
+from jattn.cache._validate import known, rows_of, shape_of
 
 C = TypeVar("C", bound=Cache)
 
@@ -58,30 +59,32 @@ def append(
       >>> print(c.length, c.full)
       [4] [ True]
     """
-    where = "append"
-    B, Hkv, D, Dv = shape_of(where, cache)
-    k, v = _checks.array(where, "k", k), _checks.array(where, "v", v)
+    caller = "append"
+    B, Hkv, D, Dv = shape_of(caller, cache)
+    k, v = _errors.array(caller, "k", k), _errors.array(caller, "v", v)
     remedy = "Heads stand before tokens: jax.numpy.swapaxes(x, 1, 2) turns [B, T, Hkv, D]."
-    _checks.rank(where, 4, "[B, Hkv, T, D]", remedy, k=k)
-    _checks.rank(where, 4, "[B, Hkv, T, Dv]", remedy, v=v)
-    _checks.floating(where, k=k, v=v)
+    _errors.rank(caller, 4, "[B, Hkv, T, D]", remedy, k=k)
+    _errors.rank(caller, 4, "[B, Hkv, T, Dv]", remedy, v=v)
+    _errors.floating(caller, k=k, v=v)
     for name, x, width in (("k", k, D), ("v", v, Dv)):
         if (*x.shape[:2], x.shape[3]) != (B, Hkv, width):
             must = f"{name} must have the B, Hkv and {'D' if name == 'k' else 'Dv'} of the cache"
             got = {name: x, "cache": f"[{B}, {Hkv}, {cache.capacity}, {width}]"}
-            _checks.fail(ValueError, where, must, "Make the cache for these shapes.", **got)
+            _errors.fail(ValueError, caller, must, "Make the cache for these shapes.", **got)
         kept = (cache.store.k if name == "k" else cache.store.v).dtype
         if kept not in (jnp.int8, x.dtype):
             got = {name: str(x.dtype), "cache": str(kept)}
             remedy = f"Convert it first, {name}.astype(...), or make the cache with this dtype."
-            _checks.fail(TypeError, where, f"{name} must have the dtype of the cache", remedy, **got)
+            _errors.fail(TypeError, caller, f"{name} must have the dtype of the cache", remedy, **got)
     T = k.shape[2]
     if v.shape[2] != T:
-        _checks.fail(ValueError, where, "k and v must agree in T", "Each key needs its one value.", k=k, v=v)
-    asked = per_row(where, "lengths", lengths, (B,), "[B]", "tokens")
-    asked = jnp.full((B,), T, jnp.int32) if asked is None else jnp.clip(asked, 0, T)
-    at = per_row(where, "positions", positions, (B, T), "[B, T]", "tokens")
-    at = next_positions(cache, T) if at is None else at
+        _errors.fail(ValueError, caller, "k and v must agree in T", "Each key needs its one value.", k=k, v=v)
+    asked = jnp.full((B,), T, jnp.int32)
+    if lengths is not None:
+        asked = per_row(caller, "lengths", lengths, (B,), "[B]", "tokens").astype(jnp.int32).clip(0, T)
+    at = next_positions(cache, T)
+    if positions is not None:
+        at = per_row(caller, "positions", positions, (B, T), "[B, T]", "tokens").astype(jnp.int32)
     if T == 0:
         return cache
 
@@ -90,7 +93,7 @@ def append(
     if known(room.full, full) and bool((room.full & ~full).any()):
         got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}
         remedy = "Make a longer cache or more pages, free rows, or use a ring where a window is enough."
-        _checks.fail(ValueError, where, "each row must have room for its new tokens", remedy, **got)
+        _errors.fail(ValueError, caller, "each row must have room for its new tokens", remedy, **got)
     room = room.written(n, at)
     stop = room.length + n
     begin = jnp.maximum(room.length, stop - room.capacity)
@@ -124,9 +127,9 @@ def next_positions(cache: Cache, T: int = 1) -> Int[Array, "B T"]:
       >>> print(cache.next_positions(cache.ring(B=1, Hkv=1, D=4, window=3, start=7), 2))
       [[7 8]]
     """
-    where = "next_positions"
-    shape_of(where, cache)
-    return cache.next[:, None] + jnp.arange(_checks.count(where, "T", T), dtype=jnp.int32)[None]
+    caller = "next_positions"
+    shape_of(caller, cache)
+    return cache.next[:, None] + jnp.arange(_errors.count(caller, "T", T), dtype=jnp.int32)[None]
 
 
 def free(cache: C, rows: Int[ArrayLike, " R"]) -> C:
@@ -153,9 +156,9 @@ def free(cache: C, rows: Int[ArrayLike, " R"]) -> C:
       >>> print(cache.free(c, jnp.array([1])).length)
       [3 0]
     """
-    where = "free"
-    B = shape_of(where, cache)[0]
-    chosen = rows_of(where, "rows", rows)
+    caller = "free"
+    B = shape_of(caller, cache)[0]
+    chosen = rows_of(caller, "rows", rows)
     emptied = (jnp.arange(B, dtype=jnp.int32)[:, None] == chosen[None]).any(1)
 
     def reset(x: jax.Array, to: int | bool) -> jax.Array:

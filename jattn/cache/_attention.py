@@ -5,13 +5,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks, masks
+from jattn import _errors, masks
 from jattn._types import ArrayLike, Float, Int, Numeric, Partial, Score
-from jattn._values import close
+from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
-from jattn.cache._doors import known, per_row, shape_of
-from jattn.cache._fold import FEW, Queries, few, many
+from jattn.cache._decode import Queries, decode, prefill
 from jattn.cache._store import Cache
+from jattn.cache._validate import known, shape_of
+from jattn.engine import tuning
+from jattn.engine.attend import hoist_closure
 from jattn.masks import Mask
 from jattn.partials import merge
 
@@ -74,7 +76,7 @@ def attention(
       >>> bool(jnp.allclose(last, whole[:, :, 5:], atol=1e-6))
       True
     """
-    x = _asked("attention", q, cache, mask, sink, scale, lengths, q_positions)
+    x = _queries("attention", q, cache, mask, sink, scale, lengths, q_positions)
     out, lse = _partial("attention", x, cache, score)
     return (out, lse) if return_lse else out
 
@@ -124,15 +126,15 @@ def cascade(
       >>> cache.cascade(q, prefix, cache.append(own, k, v)).shape
       (3, 2, 1, 4)
     """
-    where = "cascade"
-    if shape_of(where, prefix, "prefix")[0] != 1:
+    caller = "cascade"
+    if shape_of(caller, prefix, "prefix")[0] != 1:
         got = {"prefix": f"of {prefix.length.shape[0]} rows"}
-        _checks.fail(ValueError, where, "prefix must have one row", "Make it with B=1: all rows share it.", **got)
-    x = _asked(where, q, cache, mask, sink, scale, lengths, q_positions)
+        _errors.fail(ValueError, caller, "prefix must have one row", "Make it with B=1: all rows share it.", **got)
+    x = _queries(caller, q, cache, mask, sink, scale, lengths, q_positions)
     if prefix.store.k.shape[1] != cache.store.k.shape[1] or prefix.store.k.shape[3] != cache.store.k.shape[3]:
         remedy = "Make both for the same heads and widths."
         got = {"prefix": shape_in_words(prefix), "cache": shape_in_words(cache)}
-        _checks.fail(ValueError, where, "prefix and cache must agree in Hkv and D", remedy, **got)
+        _errors.fail(ValueError, caller, "prefix and cache must agree in Hkv and D", remedy, **got)
     B, Hkv, G, T, D = x.q.shape
 
     x = x._replace(mask=seen(cache, x.mask))  # the window of a ring reaches into the prefix
@@ -146,10 +148,10 @@ def cascade(
         filled=None if x.filled is None else together(x.filled),
         sink=None,  # it joins the denominator once
     )
-    out, lse = _partial(where, folded, prefix, score)
+    out, lse = _partial(caller, folded, prefix, score)
     out = out.reshape(Hkv * G, B, T, -1).swapaxes(0, 1)
     lse = lse.reshape(Hkv * G, B, T).swapaxes(0, 1)
-    out, lse = merge((out, lse), _partial(where, x, cache, score))
+    out, lse = merge((out, lse), _partial(caller, x, cache, score))
     return (out, lse) if return_lse else out
 
 
@@ -166,55 +168,50 @@ def shape_in_words(cache: Cache) -> str:
     return f"[{B}, {Hkv}, {cache.capacity}, {D}]"
 
 
-def _asked(where: str, q: Any, cache: Any, mask: Any, sink: Any, scale: Any, lengths: Any, q_positions: Any) -> Queries:
-    """The arguments of both doors, checked."""
-    B, Hkv, D, _ = shape_of(where, cache)
-    q = _checks.array(where, "q", q)
+def _queries(
+    caller: str, q: Any, cache: Any, mask: Any, sink: Any, scale: Any, lengths: Any, q_positions: Any
+) -> Queries:
+    """The arguments of `attention` and `cascade`, validated."""
+    B, Hkv, D, _ = shape_of(caller, cache)
+    q = _errors.array(caller, "q", q)
     remedy = "Heads stand before tokens: jax.numpy.swapaxes(x, 1, 2) turns [B, T, H, D]."
-    _checks.rank(where, 4, "[B, H, T, D]", remedy, q=q)
-    _checks.floating(where, q=q)
+    _errors.rank(caller, 4, "[B, H, T, D]", remedy, q=q)
+    _errors.floating(caller, q=q)
     H, T = q.shape[1:3]
     if (q.shape[0], q.shape[3]) != (B, D):
         got = {"q": q, "cache": shape_in_words(cache)}
-        _checks.fail(ValueError, where, "q must have the B and D of the cache", "Make the cache for these.", **got)
-    if H % Hkv:
-        remedy = "Each key/value head serves the same number of query heads."
-        got = {"q": q, "cache": shape_in_words(cache)}
-        _checks.fail(ValueError, where, "the heads of q must be a multiple of those of the cache", remedy, **got)
-    if mask is not None and not isinstance(mask, Mask):
-        got = {"mask": f"of type {type(mask).__name__}"}
-        remedy = "Make one with jattn.masks, such as masks.causal() & masks.window(left=3)."
-        _checks.fail(TypeError, where, "mask must be a mask", remedy, **got)
+        _errors.fail(ValueError, caller, "q must have the B and D of the cache", "Make the cache for these.", **got)
+    must = "the heads of q must be a multiple of those of the cache"
+    heads.group_size(caller, H, Hkv, must, q=q, cache=shape_in_words(cache))
+    if mask is not None:
+        options.mask_value(caller, mask, "Make one with jattn.masks, such as masks.causal() & masks.window(left=3).")
     if sink is not None:
-        sink = _checks.array(where, "sink", float(sink) if type(sink) is int else sink)
-        _checks.floating(where, sink=sink)
-        if sink.shape not in ((), (H,)):
-            remedy = f"Give one logit for all heads, or one a head: H is {H} here."
-            _checks.fail(ValueError, where, "sink must have the shape [] or [H]", remedy, sink=sink)
-        sink = jnp.broadcast_to(sink, (H,)).reshape(Hkv, H // Hkv)
-    dtype = _checks.wide(q, cache.store.k, cache.store.v)
-    scale = D**-0.5 if scale is None else _checks.scale(where, scale)
-    n = per_row(where, "lengths", lengths, (B,), "[B]", "rows")
-    positions = per_row(where, "q_positions", q_positions, (B, T), "[B, T]", "tokens")
+        sink = heads.sink_per_head(caller, sink, H)
+        sink = heads.split_heads(jnp.broadcast_to(sink, (H,)), Hkv)
+    dtype = _errors.wide(q, cache.store.k, cache.store.v)
+    scale = D**-0.5 if scale is None else options.scale_array(caller, scale)
+    n = positions = None
+    if lengths is not None:
+        n = heads.per_row(caller, "lengths", lengths, (B,), "[B]", "rows").astype(jnp.int32)
+    if q_positions is not None:
+        positions = heads.per_row(caller, "q_positions", q_positions, (B, T), "[B, T]", "tokens").astype(jnp.int32)
     t = jnp.arange(T, dtype=jnp.int32)[None]
     if positions is None:
         positions = (cache.next - (T if n is None else n))[:, None] + t
     filled = None if n is None else t < n[:, None]
-    q = q.reshape(B, Hkv, H // Hkv, T, D)
-    return Queries(q, positions, filled, sink, jnp.asarray(scale, dtype), mask)
+    return Queries(heads.split_heads(q, Hkv, 1), positions, filled, sink, jnp.asarray(scale, dtype), mask)
 
 
-def _partial(where: str, x: Queries, cache: Cache, score: Score | None) -> Partial:
+def _partial(caller: str, x: Queries, cache: Cache, score: Score | None) -> Partial:
     """(out [B, H, T, Dv], lse [B, H, T]) of the queries over one cache."""
-    B, Hkv, G, T, _ = x.q.shape
+    B, _, G, T, _ = x.q.shape
     x = x._replace(mask=seen(cache, x.mask))
     if x.mask is not None:
-        x.mask.fits(where, T, cache.capacity, True)
+        x.mask.validate(caller, T, cache.capacity, True)
     closed = None
     if score is not None:
-        _checks.score_looks_at_positions(where, score, x.scale.dtype)
-        i, ell = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), x.scale.dtype)
-        closed, captured, _ = close(score, ell, i, i)
+        options.position_dependents(caller, None, score, x.scale.dtype)
+        closed, captured = hoist_closure(score, x.scale.dtype)
         x = x._replace(captured=captured)
     wrong = jnp.broadcast_to(cache.full[:, None], (B, T))
     lost = cache.lost(x.positions)
@@ -225,10 +222,10 @@ def _partial(where: str, x: Queries, cache: Cache, score: Score | None) -> Parti
                 "Make the ring with chunk at least as large as the tokens that are appended and asked about at once."
             )
             got = {"T": str(T), "cache": f"of {cache.capacity} tokens"}
-            _checks.fail(ValueError, where, "the ring must still hold what each query sees", remedy, **got)
+            _errors.fail(ValueError, caller, "the ring must still hold what each query sees", remedy, **got)
         wrong = wrong | lost
-    out, lse = (few if G * T <= FEW else many)(x, cache, closed)
+    out, lse = (decode if G * T <= tuning.DECODE_ROWS else prefill)(x, cache, closed)
     wrong = wrong[:, None, None]
     out, lse = jnp.where(wrong[..., None], jnp.nan, out), jnp.where(wrong, jnp.nan, lse)
     dtype = cache.store.v.dtype if cache.store.v_scale is None else x.q.dtype
-    return out.reshape(B, Hkv * G, T, -1).astype(dtype), lse.reshape(B, Hkv * G, T)
+    return heads.merge_heads(out, 1).astype(dtype), heads.merge_heads(lse, 1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, Bool, Int
 from jattn._values import static, value
 from jattn.cache._store import Cache, empty
@@ -97,9 +97,9 @@ def contiguous(
       >>> print(c.length, c.full)
       [5 3] [False False]
     """
-    where = "contiguous"
-    B, S = _checks.count(where, "B", B, least=1), _checks.count(where, "S", S, least=1)
-    return Contiguous(empty(where, B, S, Hkv, D, Dv, dtype), *_counters(where, B, start))
+    caller = "contiguous"
+    B, S = _errors.count(caller, "B", B, least=1), _errors.count(caller, "S", S, least=1)
+    return Contiguous(empty(caller, B, S, Hkv, D, Dv, dtype), *_counters(caller, B, start))
 
 
 def ring(
@@ -150,14 +150,14 @@ def ring(
       >>> print(c, c.length, c.store.positions)  # the third slot holds the oldest
       Ring(B=1, Hkv=1, S=3, D=4, float32) [5] [[3 4 2]]
     """
-    where = "ring"
-    B, window = _checks.count(where, "B", B, least=1), _checks.count(where, "window", window, least=1)
-    C = window + _checks.count(where, "chunk", chunk, least=1) - 1
+    caller = "ring"
+    B, window = _errors.count(caller, "B", B, least=1), _errors.count(caller, "window", window, least=1)
+    C = window + _errors.count(caller, "chunk", chunk, least=1) - 1
     gone = jnp.full((B,), NEVER, jnp.int32)
-    return Ring(empty(where, B, C, Hkv, D, Dv, dtype), *_counters(where, B, start), gone, window)
+    return Ring(empty(caller, B, C, Hkv, D, Dv, dtype), *_counters(caller, B, start), gone, window)
 
 
-def _counters(where: str, B: int, start: int) -> tuple[Array, Array, Array]:
+def _counters(caller: str, B: int, start: int) -> tuple[Array, Array, Array]:
     """length, next and full of rows that hold nothing."""
-    start = _checks.count(where, "start", start)
+    start = _errors.count(caller, "start", start)
     return jnp.zeros((B,), jnp.int32), jnp.full((B,), start, jnp.int32), jnp.zeros((B,), bool)

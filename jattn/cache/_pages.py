@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, ArrayLike, Int
 from jattn._values import value
 from jattn.cache._buffers import _counters
-from jattn.cache._doors import known, rows_of, shape_of
 from jattn.cache._store import Cache, empty
+from jattn.cache._validate import known, rows_of, shape_of
 
 
 @value
@@ -107,11 +107,11 @@ def paged(
       >>> print(cache.share(c, 0, jnp.array([1])).table[1])  # two whole pages in common, and a copy of the begun one
       [ 0  1  4 -1]
     """
-    where = "paged"
-    B, S = _checks.count(where, "B", B, least=1), _checks.count(where, "S", S, least=1)
-    N, C = _checks.count(where, "pages", pages, least=1), _checks.count(where, "page", page, least=1)
+    caller = "paged"
+    B, S = _errors.count(caller, "B", B, least=1), _errors.count(caller, "S", S, least=1)
+    N, C = _errors.count(caller, "pages", pages, least=1), _errors.count(caller, "page", page, least=1)
     table = jnp.full((B, -(-S // C)), -1, jnp.int32)
-    return Paged(empty(where, N, C, Hkv, D, Dv, dtype), *_counters(where, B, start), table)
+    return Paged(empty(caller, N, C, Hkv, D, Dv, dtype), *_counters(caller, B, start), table)
 
 
 def share(cache: Paged, source: Int[ArrayLike, ""], targets: Int[ArrayLike, " R"]) -> Paged:
@@ -148,15 +148,17 @@ def share(cache: Paged, source: Int[ArrayLike, ""], targets: Int[ArrayLike, " R"
       [[0 1]
        [0 1]] [4 4]
     """
-    where = "share"
-    B = shape_of(where, cache)[0]
+    caller = "share"
+    B = shape_of(caller, cache)[0]
     if not isinstance(cache, Paged):
         got = {"cache": f"of type {type(cache).__name__}"}
-        _checks.fail(TypeError, where, "cache must be paged", "Only pages are shared: make it with cache.paged.", **got)
-    source = _checks.array(where, "source", source)
-    _checks.kind(where, "source", source, jnp.integer, "Pass the number of one row.")
-    _checks.rank(where, 0, "[]", "Pass the number of one row.", source=source)
-    targets = rows_of(where, "targets", targets)
+        _errors.fail(
+            TypeError, caller, "cache must be paged", "Only pages are shared: make it with cache.paged.", **got
+        )
+    source = _errors.array(caller, "source", source)
+    _errors.kind(caller, "source", source, jnp.integer, "Pass the number of one row.")
+    _errors.rank(caller, 0, "[]", "Pass the number of one row.", source=source)
+    targets = rows_of(caller, "targets", targets)
     source = source.astype(jnp.int32)
     targets = jnp.where((targets == source) | (targets < 0), B, targets)
 
@@ -173,7 +175,7 @@ def share(cache: Paged, source: Int[ArrayLike, ""], targets: Int[ArrayLike, " R"
     if known(fits) and not bool(fits.all()):
         remedy = "Make the cache with more pages, or free rows."
         got = {"targets": targets, "cache": f"of {cache.store.k.shape[0]} pages"}
-        _checks.fail(ValueError, where, "each target must find a page for what the source has begun", remedy, **got)
+        _errors.fail(ValueError, caller, "each target must find a page for what the source has begun", remedy, **got)
     own = free[jnp.clip(end - need, 0, free.shape[0] - 1)]
     rows = jnp.where(number < whole, cache.table[source][None], -1)
     rows = jnp.where((number == whole) & begun, own[:, None], rows)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, Bool, Float, Int
 from jattn._values import value
 
@@ -23,7 +23,7 @@ class Store:
     k_scale: Float[Array, "N Hkv C"] | None
     """What the bytes of k are multiplied by; None where k is not kept in bytes."""
     v_scale: Float[Array, "N Hkv C"] | None
-    bad: Bool[Array, "N Hkv C"]
+    nonfinite: Bool[Array, "N Hkv C"]
     """Which tokens had a NaN or an infinity in k or v: they are kept as zeros, and make whoever meets them NaN."""
     positions: Int[Array, "N C"]
 
@@ -70,14 +70,14 @@ class Cache:
         return f"{type(self).__name__}(B={B}, Hkv={Hkv}, S={self.capacity}, D={D}, {self.store.k.dtype})"
 
 
-def empty(where: str, N: int, C: int, Hkv: Any, D: Any, Dv: Any, dtype: Any) -> Store:
+def empty(caller: str, N: int, C: int, Hkv: Any, D: Any, Dv: Any, dtype: Any) -> Store:
     """Pages that hold nothing."""
-    Hkv, D = _checks.count(where, "Hkv", Hkv, least=1), _checks.count(where, "D", D, least=1)
-    Dv = D if Dv is None else _checks.count(where, "Dv", Dv)
+    Hkv, D = _errors.count(caller, "Hkv", Hkv, least=1), _errors.count(caller, "D", D, least=1)
+    Dv = D if Dv is None else _errors.count(caller, "Dv", Dv)
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     if not (jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.int8):
         must = "dtype must be floating point or int8"
-        _checks.fail(TypeError, where, must, "Keep keys in one of these.", dtype=str(dtype))
+        _errors.fail(TypeError, caller, must, "Keep keys in one of these.", dtype=str(dtype))
     scale = jnp.zeros((N, Hkv, C), jnp.float32) if dtype == jnp.int8 else None
     k, v = jnp.zeros((N, Hkv, C, D), dtype), jnp.zeros((N, Hkv, C, Dv), dtype)
     other = None if scale is None else jnp.zeros_like(scale)  # not twice the same buffer, or it could not be donated
@@ -118,11 +118,11 @@ def quantised(x: Float[Array, "*n D"]) -> tuple[Int[Array, "*n D"], Float[Array,
       >>> print(bytes_, (scale * bytes_.astype(scale.dtype)).round(3))
       [  64 -127   32] [ 0.504 -1.     0.252]
     """
-    x = _checks.array("quantised", "x", x)
-    _checks.floating("quantised", x=x)
+    x = _errors.array("quantised", "x", x)
+    _errors.floating("quantised", x=x)
     if x.ndim == 0:
-        _checks.fail(ValueError, "quantised", "x must have an axis", "Pass vectors [*n, D].", x=x)
-    wide = x.astype(_checks.wide(x))
+        _errors.fail(ValueError, "quantised", "x must have an axis", "Pass vectors [*n, D].", x=x)
+    wide = x.astype(_errors.wide(x))
     tiny = float(jnp.finfo(jnp.float32).tiny)  # a vector of zeros keeps a scale that one can divide by
     scale = jnp.maximum(jnp.abs(wide).max(-1, initial=0) / 127, tiny).astype(jnp.float32)
     steps = jnp.round(wide / scale.astype(wide.dtype)[..., None])

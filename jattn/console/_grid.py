@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jattn import _checks, _given
+from jattn import _errors, _picture_inputs
 
 _LABEL = 12  # a longer label is cut, with an ellipsis
 _PAPER, _MIDDLE, _INK = (247, 251, 255), (66, 146, 198), (8, 48, 107)  # the blues of small, middling, large weights
@@ -56,12 +56,14 @@ def heatmap(
        ──────────────────────
         bank    0.75   0.25
     """
-    digits = _checks.count("heatmap", "digits", digits)
+    digits = _errors.count("heatmap", "digits", digits)
     x = _matrix("heatmap", "weights", weights, rows, columns)
     top = max((float(w) for w in x[np.isfinite(x)]), default=0.0)
     cells = [[Text(f" {number(w, digits)} ", _shade(float(w), top)) for w in row] for row in x]
     if entropy:
-        cells = [[*row, Text(f" {number(h, digits)} ")] for row, h in zip(cells, _given.entropy(x), strict=True)]
+        cells = [
+            [*row, Text(f" {number(h, digits)} ")] for row, h in zip(cells, _picture_inputs.entropy(x), strict=True)
+        ]
         columns = [*columns, "entropy"]
     return folded(cells, rows, columns, title, width)
 
@@ -102,7 +104,7 @@ def vectors(
         river   1.0    0.0
         money   0.2   -0.1
     """
-    digits = _checks.count("vectors", "digits", digits)
+    digits = _errors.count("vectors", "digits", digits)
     names = [str(i + 1) for i in range(np.shape(x)[-1] if np.ndim(x) else 0)] if columns is None else columns
     numbers = _matrix("vectors", "x", x, labels, names)
     cells = [[Text(f" {number(entry, digits)} ") for entry in row] for row in numbers]
@@ -140,8 +142,8 @@ def bars(
         river  0.75  #########
         money  0.25  ###
     """
-    digits = _checks.count("bars", "digits", digits)
-    width = _checks.count("bars", "width", width, least=1)
+    digits = _errors.count("bars", "digits", digits)
+    width = _errors.count("bars", "width", width, least=1)
     x = _matrix("bars", "weights", np.asarray(weights)[:, None] if np.ndim(weights) == 1 else weights, labels, [""])
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(no_wrap=True)
@@ -153,7 +155,7 @@ def bars(
     return titled(title, table)
 
 
-def _matrix(where: str, name: str, x: Any, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+def _matrix(caller: str, name: str, x: Any, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
     """`x` as real numbers, one row a label and one column a label."""
     try:
         raw = np.asarray(x)
@@ -163,11 +165,11 @@ def _matrix(where: str, name: str, x: Any, rows: Sequence[str], columns: Sequenc
     except (TypeError, ValueError):
         got = {name: f"of type {type(x).__name__}"}
         remedy = "Pass a NumPy or jax array, or nested lists of one shape."
-        _checks.fail(TypeError, where, f"{name} must be an array of real numbers", remedy, **got)
+        _errors.fail(TypeError, caller, f"{name} must be an array of real numbers", remedy, **got)
     if numbers.shape != (len(rows), len(columns)) and numbers.size + len(rows) * len(columns):
         labels = f"for {len(rows)} rows and {len(columns)} columns"
         must = f"{name} must have one row and one column for each label"
-        _checks.fail(ValueError, where, must, "Label every row and every column.", **{name: numbers, "labels": labels})
+        _errors.fail(ValueError, caller, must, "Label every row and every column.", **{name: numbers, "labels": labels})
     return numbers.reshape(len(rows), len(columns))
 
 

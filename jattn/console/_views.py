@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from jattn import _checks, _given
+from jattn import _errors, _picture_inputs
 from jattn.console import _grid
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -53,9 +53,9 @@ def ranked(
        ─────────────────────────────────────────
         0.0    bank    river    0.750     0.562
     """
-    x, top = _given.four("ranked", weights), _checks.count("ranked", "top", top, least=1)
-    rows = _given.names("ranked", "rows", rows, "T", x.shape[2])
-    columns = _given.names("ranked", "columns", columns, "S", x.shape[3])
+    x, top = _picture_inputs.four("ranked", weights), _errors.count("ranked", "top", top, least=1)
+    rows = _picture_inputs.names("ranked", "rows", rows, "T", x.shape[2])
+    columns = _picture_inputs.names("ranked", "columns", columns, "S", x.shape[3])
     narrow = width < 56
     room = max(2, min(12, (width - 22) // 2)) if narrow else 12
     order = np.argsort(-np.where(np.isfinite(x), x, -np.inf), axis=None, kind="stable")[:top]
@@ -63,7 +63,7 @@ def ranked(
     for layer, head, t, s in zip(*np.unravel_index(order, x.shape), strict=True):
         row = x[layer, head, t]
         line = [f"{layer}.{head}", _grid.cut(rows[t], room), _grid.cut(columns[s], room), f"{row[s]:.3f}"]
-        lines.append(line if narrow else [*line, f"{float(_given.entropy(row)):.3f}"])
+        lines.append(line if narrow else [*line, f"{float(_picture_inputs.entropy(row)):.3f}"])
     heads = ["head", "query", "key", "weight", "entropy"]
     return _grid.titled(title, _grid.plain(heads[:4] if narrow else heads, lines, left=3))
 
@@ -97,8 +97,10 @@ def arrows(
       → ↗
       A river; longest arrow 1.41
     """
-    x, y = (_given.numbers("arrows", name, z, (None,), "[n]") for name, z in (("x", x), ("y", y)))
-    u, v = (_given.numbers("arrows", name, z, (len(y), len(x)), "[ny, nx]") for name, z in (("u", u), ("v", v)))
+    x, y = (_picture_inputs.numbers("arrows", name, z, (None,), "[n]") for name, z in (("x", x), ("y", y)))
+    u, v = (
+        _picture_inputs.numbers("arrows", name, z, (len(y), len(x)), "[ny, nx]") for name, z in (("u", u), ("v", v))
+    )
     size = np.hypot(u, v)
     longest = float(size.max(initial=0))
     turn = np.round(np.arctan2(v, u) / (np.pi / 4)).astype(int) % 8
@@ -110,7 +112,7 @@ def arrows(
     cells: dict[tuple[int, int], str] = {}
     said = []
     for letter, (name, place) in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", (places or {}).items(), strict=False):
-        at = _given.numbers("arrows", f"places[{name!r}]", place, (2,), "[2]")
+        at = _picture_inputs.numbers("arrows", f"places[{name!r}]", place, (2,), "[2]")
         cell = (int(abs(y - at[1]).argmin()), int(abs(x - at[0]).argmin()))
         said.append(f"{letter} {name}" + (f" (over {cells[cell]})" if cell in cells else ""))
         cells[cell] = letter
@@ -149,13 +151,13 @@ def sparklines(series: Any, *, title: str | None = None, digits: int = 3, width:
        ────────────────────────────
         loss     3.0   █▅▂▁    0.5
     """
-    held, digits = _given.fields(series), _checks.count("sparklines", "digits", digits)
+    held, digits = _picture_inputs.fields(series), _errors.count("sparklines", "digits", digits)
     if held is None:
         got = {"series": f"of type {type(series).__name__}"}
-        _checks.fail(TypeError, "sparklines", "series must map names to [F]", "Pass a mapping.", **got)
+        _errors.fail(TypeError, "sparklines", "series must map names to [F]", "Pass a mapping.", **got)
     flat = {}
     for name, y in held.items():
-        inner = _given.fields(y)
+        inner = _picture_inputs.fields(y)
         for label, z in ({name: y} if inner is None else {f"{name} {n}": z for n, z in inner.items()}).items():
             z = np.asarray(z)
             if z.ndim == 1 and len(z) and z.dtype.kind in "fiub":
@@ -217,13 +219,13 @@ def why(
         money   -0.1   -0.1    0.0
         total   +0.3   +0.3    0.0
     """
-    digits = _checks.count("why", "digits", digits)
-    x = _given.numbers("why", "pulls", pulls, (None, None), "[S, D]")
-    names = _given.names("why", "labels", labels, "S", len(x))
+    digits = _errors.count("why", "digits", digits)
+    x = _picture_inputs.numbers("why", "pulls", pulls, (None, None), "[S, D]")
+    names = _picture_inputs.names("why", "labels", labels, "S", len(x))
     rows, whole = [*x, x.sum(0)], x.sum(0)
     names = [*names, "total"]
     if total is not None:
-        rows.append(_given.numbers("why", "total", total, (x.shape[1],), "[D]"))
+        rows.append(_picture_inputs.numbers("why", "total", total, (x.shape[1],), "[D]"))
         names.append("measured")
     size = float(np.linalg.norm(whole))
     unit = whole / size if size else whole
@@ -239,11 +241,11 @@ def _signed(x: float, digits: int) -> str:
     return text if text.startswith(("-", "nan")) or not text.strip("0.") else "+" + text
 
 
-def tiles(verdicts: Any, *, title: str | None = None, width: int = 80) -> RenderableType:
+def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> RenderableType:
     """Which tiles of queries and keys a mask visits, a character each, and how many of each kind there are.
 
     Args:
-      verdicts: [I, J], for each tile 0: not visited; 1: some of its pairs meet; 2: all do.
+      block_states: [I, J], for each tile 0: not visited; 1: some of its pairs meet; 2: all do.
       title: a line above.
       width: the columns of the terminal; where the tiles are more, squares of tiles are drawn as one, which is
         visited if one of its tiles is, and whole if all are.
@@ -252,7 +254,7 @@ def tiles(verdicts: Any, *, title: str | None = None, width: int = 80) -> Render
       A rich Group: █ all meet, ▒ some do, · not visited.
 
     Raises:
-      ValueError: `verdicts` has other axes or holds something else.
+      ValueError: `block_states` has other axes or holds something else.
 
     Example:
       >>> from rich.console import Console
@@ -262,9 +264,9 @@ def tiles(verdicts: Any, *, title: str | None = None, width: int = 80) -> Render
       █▒
       █ all meet: 1, ▒ some meet: 2, · not visited: 1
     """
-    v = _given.numbers("tiles", "verdicts", verdicts, (None, None), "[I, J]")
+    v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
     if not np.isin(v, (0, 1, 2)).all():
-        _checks.fail(ValueError, "tiles", "verdicts must be 0, 1 or 2", "0 none, 1 some, 2 all.", verdicts=v)
+        _errors.fail(ValueError, "tiles", "block_states must be 0, 1 or 2", "0 none, 1 some, 2 all.", block_states=v)
     counts = [int((v == n).sum()) for n in (2, 1, 0)]
     n = -(-v.shape[1] // width) if v.size else 1
     squares = [[v[i : i + n, j : j + n] for j in range(0, v.shape[1], n)] for i in range(0, len(v), n)]
@@ -300,7 +302,7 @@ def conserved(quantities: Any, *, tolerance: float = 1e-6, title: str | None = N
       FAIL  |q|²: off by at most 5.0e-01
     """
     lines = []
-    for name, (predicted, measured) in _given.pairs("conserved", "quantities", quantities).items():
+    for name, (predicted, measured) in _picture_inputs.pairs("conserved", "quantities", quantities).items():
         off = abs(predicted - measured)
         holds = bool((off <= tolerance * np.maximum(1.0, abs(predicted))).all())
         worst = float(np.max(off, initial=0))
@@ -333,7 +335,7 @@ def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str
     """
     file = Path(file)
     if file.suffix not in (".svg", ".html"):
-        _checks.fail(ValueError, "save", "file must end in .svg or .html", "Name one of them.", file=file.name)
+        _errors.fail(ValueError, "save", "file must end in .svg or .html", "Name one of them.", file=file.name)
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         paper = Console(width=width, record=True, file=nowhere, force_terminal=True, color_system="truecolor")
         paper.print(renderable)

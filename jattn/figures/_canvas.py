@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patheffects import withStroke
 
-from jattn import _checks
+from jattn import _errors
 
 COLOURS = ("#0072B2", "#D55E00", "#007A5E", "#9A4C85", "#7A6A00", "#3A7CA5", "#000000")
 # One for each key in turn: after Okabe and Ito, so told apart by the colour-blind, and dark enough for text on white.
@@ -49,7 +49,7 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
     known = figure.canvas.get_supported_filetypes()
     for kind in kinds:
         if kind not in known:
-            _checks.fail(ValueError, "save", "kinds must be formats of matplotlib", "Try png or svg.", kinds=repr(kind))
+            _errors.fail(ValueError, "save", "kinds must be formats of matplotlib", "Try png or svg.", kinds=repr(kind))
     stem.parent.mkdir(parents=True, exist_ok=True)
     written = []
     with tempfile.TemporaryDirectory(dir=stem.parent, prefix=".") as folder:

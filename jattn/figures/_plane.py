@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from jattn import _checks, _given
+from jattn import _errors, _picture_inputs
 from jattn.figures import _canvas
 
 _EXACT: Any = MappingProxyType({"angles": "xy", "scale_units": "xy", "scale": 1})
@@ -64,28 +64,32 @@ def path(
       >>> [text.get_text() for text in figure.axes[0].texts]
       ['river', 'the', 'start']
     """
-    where = "path"
-    q = _given.numbers(where, "points", points, (None, 2), "[n, 2]")
+    caller = "path"
+    q = _picture_inputs.numbers(caller, "points", points, (None, 2), "[n, 2]")
     moving = np.ndim(keys) == 3
     shape, axes = ((len(q), None, 2), "[n, S, 2]") if moving else ((None, 2), "[S, 2]")
-    ways = _given.numbers(where, "keys", keys, shape, axes)
+    ways = _picture_inputs.numbers(caller, "keys", keys, shape, axes)
     k = ways[-1] if moving and len(ways) else ways
-    labels = _given.names(where, "labels", labels, "S", ways.shape[-2])
+    labels = _picture_inputs.names(caller, "labels", labels, "S", ways.shape[-2])
     if not len(q):
-        _checks.fail(ValueError, where, "points must have at least one row", "Give the start of the path.", points=q)
-    pulls = np.zeros_like(k) if arrows is None else _given.numbers(where, "arrows", arrows, (len(k), 2), "[S, 2]")
+        _errors.fail(ValueError, caller, "points must have at least one row", "Give the start of the path.", points=q)
+    pulls = (
+        np.zeros_like(k) if arrows is None else _picture_inputs.numbers(caller, "arrows", arrows, (len(k), 2), "[S, 2]")
+    )
     figure, ax = _canvas.axes(ax, (7.0, 4.5))
     inks = [_canvas.COLOURS[s % len(_canvas.COLOURS)] for s in range(len(k))]
     ax.set_aspect("equal", adjustable="box")
     around = np.concatenate([q, ways.reshape(-1, 2), q[:1] + pulls, np.zeros((1, 2))])
-    box = _extent(around) if background is None else _bands(where, ax, background)
+    box = _extent(around) if background is None else _bands(caller, ax, background)
     ax.set_xlim(box[0], box[1])
     ax.set_ylim(box[2], box[3])
     if hull:
-        ax.add_patch(Polygon(_given.hull(k), closed=True, fc="#0072B2", ec="#0072B2", alpha=0.12, lw=1, zorder=1))
+        ax.add_patch(
+            Polygon(_picture_inputs.hull(k), closed=True, fc="#0072B2", ec="#0072B2", alpha=0.12, lw=1, zorder=1)
+        )
     if field is not None:
-        _field(where, ax, field)
-    _rays(where, ax, rays or {}, box)
+        _field(caller, ax, field)
+    _rays(caller, ax, rays or {}, box)
     if arrows is not None:
         start = np.broadcast_to(q[0], pulls.shape)
         ax.quiver(*start.T, *pulls.T, color=inks, width=0.007, headwidth=4, headlength=4, zorder=4, **_EXACT)
@@ -97,7 +101,7 @@ def path(
     for name, place, ink, above in zip(labels, k, inks, _heights(labels, k, box, ax), strict=True):
         if name:
             _canvas.write(ax, name, place, above, ink)
-    _marks(where, ax, q, marks or {})
+    _marks(caller, ax, q, marks or {})
     if rays:
         ax.legend(loc="best", fontsize=8, framealpha=0.9)
     return _canvas.titled(figure, ax, title)
@@ -130,10 +134,10 @@ def _extent(around: np.ndarray) -> tuple[float, float, float, float]:
     return low[0] - room, high[0] + room, low[1] - room, high[1] + room
 
 
-def _bands(where: str, ax: Axes, background: tuple[Any, Any, Any]) -> tuple[float, float, float, float]:
+def _bands(caller: str, ax: Axes, background: tuple[Any, Any, Any]) -> tuple[float, float, float, float]:
     """A weight at each place, in light bands; and the extent of the places."""
-    x, y = (_given.numbers(where, f"background[{i}]", background[i], (None,), "[n]") for i in (0, 1))
-    values = _given.numbers(where, "background[2]", background[2], (len(y), len(x)), "[ny, nx]")
+    x, y = (_picture_inputs.numbers(caller, f"background[{i}]", background[i], (None,), "[n]") for i in (0, 1))
+    values = _picture_inputs.numbers(caller, "background[2]", background[2], (len(y), len(x)), "[ny, nx]")
     bands = np.linspace(0, 1, 11)
     ax.contourf(x, y, values, bands, cmap="Greys", vmin=0, vmax=2.2, zorder=0)
     inside = [level for level in bands if values.min() < level < values.max()]
@@ -145,31 +149,31 @@ def _bands(where: str, ax: Axes, background: tuple[Any, Any, Any]) -> tuple[floa
     return x[0], x[-1], y[0], y[-1]
 
 
-def _field(where: str, ax: Axes, field: tuple[Any, Any, Any, Any]) -> None:
-    x, y = (_given.numbers(where, f"field[{i}]", field[i], (None,), "[n]") for i in (0, 1))
-    u, v = (_given.numbers(where, f"field[{i}]", field[i], (len(y), len(x)), "[my, mx]") for i in (2, 3))
+def _field(caller: str, ax: Axes, field: tuple[Any, Any, Any, Any]) -> None:
+    x, y = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (None,), "[n]") for i in (0, 1))
+    u, v = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (len(y), len(x)), "[my, mx]") for i in (2, 3))
     apart = min([float(np.diff(z).min()) for z in (x, y) if len(z) > 1], default=1.0)
     length = max(float(np.hypot(u, v).max(initial=0)), 1e-300) / apart
     look = {"color": "#8A3B00", "alpha": 0.75, "width": 0.003, "headwidth": 5, "zorder": 2, "pivot": "mid"}
     ax.quiver(x, y, u, v, angles="xy", scale_units="xy", scale=length, minlength=0.4, **look)  # type: ignore[arg-type]
 
 
-def _rays(where: str, ax: Axes, rays: Mapping[str, Any], box: tuple[float, float, float, float]) -> None:
+def _rays(caller: str, ax: Axes, rays: Mapping[str, Any], box: tuple[float, float, float, float]) -> None:
     styles = itertools.cycle((("#B8006F", "--"), ("0.2", ":"), ("#3A5FA0", "-.")))
     for (name, direction), (ink, dashes) in zip(rays.items(), styles, strict=False):
         ray = f"rays[{name!r}]"
-        u = _given.numbers(where, ray, direction, (2,), "[2]")
+        u = _picture_inputs.numbers(caller, ray, direction, (2,), "[2]")
         if not u.any():
-            _checks.fail(ValueError, where, "a ray must have a direction", "Leave it out.", **{ray: "of length 0"})
+            _errors.fail(ValueError, caller, "a ray must have a direction", "Leave it out.", **{ray: "of length 0"})
         far = u / np.abs(u).max() * 2 * max(abs(b) for b in box)
         ax.plot([0, far[0]], [0, far[1]], ls=dashes, lw=1.6, color=ink, label=name)
 
 
-def _marks(where: str, ax: Axes, q: np.ndarray, marks: Mapping[int, str]) -> None:
+def _marks(caller: str, ax: Axes, q: np.ndarray, marks: Mapping[int, str]) -> None:
     for index, text in marks.items():
         if not -len(q) <= index < len(q):
-            _checks.fail(
-                ValueError, where, "a mark must name a point", "Marks are indices.", marks=str(index), points=q
+            _errors.fail(
+                ValueError, caller, "a mark must name a point", "Marks are indices.", marks=str(index), points=q
             )
         ax.plot(*q[index], marker="o", ms=5, mfc="white", mec="black", zorder=6)
         if text:

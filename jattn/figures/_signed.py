@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from jattn import _given
+from jattn import _picture_inputs
 from jattn.figures import _canvas
 
 
@@ -46,12 +46,12 @@ def why(
       >>> [text.get_text() for text in figure.axes[0].texts][-2:]
       ['+0.300', '-0.200']
     """
-    x = _given.numbers("why", "pulls", pulls, (None, None), "[S, D]")
+    x = _picture_inputs.numbers("why", "pulls", pulls, (None, None), "[S, D]")
     S, D = x.shape
-    labels = _given.names("why", "labels", labels, "S", S)
+    labels = _picture_inputs.names("why", "labels", labels, "S", S)
     across = [str(d + 1) for d in range(D)] if dimensions is None else dimensions
-    across = _given.names("why", "dimensions", across, "D", D)
-    ends = x.sum(0) if total is None else _given.numbers("why", "total", total, (D,), "[D]")
+    across = _picture_inputs.names("why", "dimensions", across, "D", D)
+    ends = x.sum(0) if total is None else _picture_inputs.numbers("why", "total", total, (D,), "[D]")
     figure, ax = _canvas.axes(ax, (3.4 + 0.9 * min(D, 12), 4.0))
     hatches = ("", "//", "..", "\\\\", "xx", "--", "++")
     above, below = np.zeros(D), np.zeros(D)
@@ -116,11 +116,11 @@ def conserved(
       >>> figure.axes[0].get_title()
       'Σ dk: off by at most 1.0e-17'
     """
-    both = _given.pairs("conserved", "quantities", quantities)
+    both = _picture_inputs.pairs("conserved", "quantities", quantities)
     root, grid = _canvas.panels(figure, len(both), 3, (3.9, 2.5))
     for ax, (name, (predicted, measured)) in zip(grid, both.items(), strict=True):
         F = len(measured)
-        at = np.arange(F) if steps is None else _given.numbers("conserved", "steps", steps, (F,), "[F]")
+        at = np.arange(F) if steps is None else _picture_inputs.numbers("conserved", "steps", steps, (F,), "[F]")
         ax.plot(at, predicted, color="#B8006F", lw=1.6, label="predicted")
         every = max(1, F // 24)
         ax.plot(at[::every], measured[::every], "o", ms=4, mfc="none", mec="#0072B2", label="measured", clip_on=False)

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import animation
 from matplotlib.figure import Figure, SubFigure
 
-from jattn import _checks, _given
+from jattn import _errors, _picture_inputs
 from jattn.figures import _canvas
 from jattn.figures._plane import path
 
@@ -54,8 +54,8 @@ def training(
       >>> [ax.get_title() for ax in figures.training(run, ["river", "money"]).axes]
       ['weights', 'q', 'loss']
     """
-    r = _given.run("training", run)
-    labels = _given.names("training", "labels", labels, "S", r.weights.shape[1])
+    r = _picture_inputs.run("training", run)
+    labels = _picture_inputs.names("training", "labels", labels, "S", r.weights.shape[1])
     shown: dict[str, dict[str, np.ndarray]] = {"weights": dict(zip(labels, r.weights.T, strict=True))}
     if r.q.shape[1] <= 8:
         shown["q"] = {f"q{d + 1}": x for d, x in enumerate(r.q.T)}
@@ -121,10 +121,10 @@ def animate(
       ...     figures.animate(run, ["river", "the"], folder + "/way.gif", seconds=0.2).name
       'way.gif'
     """
-    r, file = _given.run("animate", run), Path(file)
-    labels = _given.names("animate", "labels", labels, "S", r.weights.shape[1])
+    r, file = _picture_inputs.run("animate", run), Path(file)
+    labels = _picture_inputs.names("animate", "labels", labels, "S", r.weights.shape[1])
     if r.q.shape[1] != 2:
-        _checks.fail(
+        _errors.fail(
             ValueError, "animate", "run.q must be [F, 2]", "Project q and k to a plane first.", **{"run.q": r.q}
         )
     shown = range(len(r.q)) if frames is None else frames
@@ -143,15 +143,17 @@ def animate(
 
 def _writer(file: Path, fps: int) -> animation.AbstractMovieWriter:
     if file.suffix not in (".gif", ".mp4"):
-        _checks.fail(ValueError, "animate", "file must end in .gif or .mp4", "Name one of them.", file=file.name)
+        _errors.fail(ValueError, "animate", "file must end in .gif or .mp4", "Name one of them.", file=file.name)
     if file.suffix == ".gif":
         return animation.PillowWriter(fps=fps)
     if not animation.FFMpegWriter.isAvailable():
-        _checks.fail(ValueError, "animate", "an MP4 needs ffmpeg", "Install it, or write a .gif.", ffmpeg="missing")
+        _errors.fail(ValueError, "animate", "an MP4 needs ffmpeg", "Install it, or write a .gif.", ffmpeg="missing")
     return animation.FFMpegWriter(fps=fps, extra_args=["-pix_fmt", "yuv420p"])
 
 
-def _frame(figure: Figure, r: _given.Run, labels: list[str], f: int, title: str | None, plane: dict[str, Any]) -> None:
+def _frame(
+    figure: Figure, r: _picture_inputs.Run, labels: list[str], f: int, title: str | None, plane: dict[str, Any]
+) -> None:
     figure.clear()
     way, row = figure.subplots(1, 2, width_ratios=(2.4, 1))
     path(r.q[: f + 1], r.k[: f + 1], labels, marks={-1: "q"}, ax=way, **plane)

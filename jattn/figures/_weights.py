@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
-from jattn import _checks, _given
+from jattn import _errors, _picture_inputs
 from jattn.figures import _canvas
 
 _LEGIBLE = 2304  # more cells than this have a colour bar instead of numbers
@@ -52,9 +52,9 @@ def weights(
       >>> [cell.get_text() for cell in figure.axes[0].texts]
       ['0.490', '0.280', '0.240']
     """
-    x = _given.numbers("weights", "weights", weights, (None, None), "[T, S]")
-    rows = _given.names("weights", "rows", rows, "T", len(x))
-    columns = _given.names("weights", "columns", columns, "S", x.shape[1])
+    x = _picture_inputs.numbers("weights", "weights", weights, (None, None), "[T, S]")
+    rows = _picture_inputs.names("weights", "rows", rows, "T", len(x))
+    columns = _picture_inputs.names("weights", "columns", columns, "S", x.shape[1])
     few, crowd = x.shape[1] <= 12, x.size > _LEGIBLE
     wide, high = (0.18, 0.18) if crowd else (0.8, 0.5) if few else (0.5, 0.36)
     figure, ax = _canvas.axes(ax, (1.4 + wide * x.shape[1] + 0.8 * entropy, 0.9 + high * len(x)))
@@ -74,7 +74,7 @@ def weights(
     ax.spines[:].set_visible(False)
     if entropy and len(x):
         side = ax.secondary_yaxis("right")
-        side.set_yticks(range(len(x)), [f"{h:.3f}" for h in _given.entropy(x)])
+        side.set_yticks(range(len(x)), [f"{h:.3f}" for h in _picture_inputs.entropy(x)])
         side.tick_params(length=0)
         side.spines[:].set_visible(False)
         side.set_ylabel("entropy [nats]", fontsize=9)
@@ -106,7 +106,7 @@ def heads(weights: Any, *, ax: Axes | None = None, title: str | None = None) -> 
       >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
       ['layer 0', 'layer 1']
     """
-    x = _given.four("heads", weights)
+    x = _picture_inputs.four("heads", weights)
     L, H, T, S = x.shape
     gap = max(1, round(0.12 * max(T, S)))
     mosaic = np.full((L * (T + gap) - gap, H * (S + gap) - gap), np.nan)
@@ -157,9 +157,9 @@ def arcs(
       >>> [(text.get_text()) for text in figure.axes[0].texts]
       ['bank', 'river', 'the', '0.90']
     """
-    x = _given.numbers("arcs", "weights", weights, (None, None), "[T, S]")
-    rows = _given.names("arcs", "rows", rows, "T", len(x))
-    columns = _given.names("arcs", "columns", columns, "S", x.shape[1])
+    x = _picture_inputs.numbers("arcs", "weights", weights, (None, None), "[T, S]")
+    rows = _picture_inputs.names("arcs", "rows", rows, "T", len(x))
+    columns = _picture_inputs.names("arcs", "columns", columns, "S", x.shape[1])
     n = max(len(x), x.shape[1], 1)
     figure, ax = _canvas.axes(ax, (5.6, 0.9 + 0.3 * n))
     for side, names, align in ((0.0, rows, "right"), (1.0, columns, "left")):
@@ -182,7 +182,7 @@ def arcs(
 
 
 def tiles(
-    verdicts: Any,
+    block_states: Any,
     *,
     values: Any = None,
     shape: tuple[int, int] | None = None,
@@ -192,7 +192,7 @@ def tiles(
     """Which tiles of queries and keys a mask visits, over the pairs that may meet or over the values of a score.
 
     Args:
-      verdicts: [I, J], for each tile of queries and of keys 0: none of its pairs meet and it is not visited;
+      block_states: [I, J], for each tile of queries and of keys 0: none of its pairs meet and it is not visited;
         1: some do; 2: all do, and it needs no mask.
       values: [T, S], drawn below the tiles: booleans, whether a pair meets, or real numbers, what a score adds. Zero
         is paper; what is not finite is left blank.
@@ -204,7 +204,7 @@ def tiles(
       The figure drawn on. Its legend counts the tiles.
 
     Raises:
-      ValueError: `verdicts` holds something else, or its tiles do not cover `values`.
+      ValueError: `block_states` holds something else, or its tiles do not cover `values`.
 
     Memory: as its inputs, a few times.
 
@@ -216,17 +216,23 @@ def tiles(
       >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
       ['all meet: 1 of 4', 'some meet: 2 of 4', 'not visited: 1 of 4']
     """
-    v = _given.numbers("tiles", "verdicts", verdicts, (None, None), "[I, J]")
+    v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
     if not np.isin(v, (0, 1, 2)).all():
-        _checks.fail(ValueError, "tiles", "verdicts must be 0, 1 or 2", "0 none, 1 some, 2 all.", verdicts=v)
-    x = None if values is None else _given.numbers("tiles", "values", values, (None, None), "[T, S]", finite=False)
+        _errors.fail(ValueError, "tiles", "block_states must be 0, 1 or 2", "0 none, 1 some, 2 all.", block_states=v)
+    x = (
+        None
+        if values is None
+        else _picture_inputs.numbers("tiles", "values", values, (None, None), "[T, S]", finite=False)
+    )
     if shape is None:
         shape = (1, 1) if x is None else (-(-x.shape[0] // len(v)), -(-x.shape[1] // v.shape[1]))
     high, wide = shape
     T, S = (len(v) * high, v.shape[1] * wide) if x is None else x.shape
     if x is not None and (-(-T // high), -(-S // wide)) != v.shape:
         remedy = "Give the queries and keys of one tile as shape."
-        _checks.fail(ValueError, "tiles", "the tiles must cover values", remedy, values=x, verdicts=v, shape=str(shape))
+        _errors.fail(
+            ValueError, "tiles", "the tiles must cover values", remedy, values=x, block_states=v, shape=str(shape)
+        )
     figure, ax = _canvas.axes(ax, (6.4, 5.0))
     if x is not None:
         low, top = (float(f(np.where(np.isfinite(x), x, 0))) for f in (np.min, np.max))
@@ -238,13 +244,13 @@ def tiles(
         if not plain:
             figure.colorbar(picture, ax=ax, label="what the score adds", shrink=0.8)
     looks = {2: ("#1f4e79", None, "all meet"), 1: ("#2f6da4", "..", "some meet"), 0: ("0.45", "xx", "not visited")}
-    for verdict, (colour, hatch, words) in looks.items():
-        found = np.argwhere(v == verdict)
+    for state, (colour, hatch, words) in looks.items():
+        found = np.argwhere(v == state)
         style: dict[str, Any] = {
-            "fill": x is None and verdict > 0,
-            "hatch": hatch if verdict == 0 or x is None else None,
+            "fill": x is None and state > 0,
+            "hatch": hatch if state == 0 or x is None else None,
         }
-        style |= {"fc": "#4a7fb0" if verdict == 2 else "#cfe0ee", "ec": colour, "lw": 0.8 + 0.6 * (verdict == 2)}
+        style |= {"fc": "#4a7fb0" if state == 2 else "#cfe0ee", "ec": colour, "lw": 0.8 + 0.6 * (state == 2)}
         label = f"{words}: {len(found)} of {v.size}"
         for n, (i, j) in enumerate(found):
             corner, size = (j * wide, i * high), (min(wide, S - j * wide), min(high, T - i * high))

@@ -1,6 +1,6 @@
 """Gradient flow: how attention learns, measured against theory.
 
-attend, cross_entropy, squared_error    attention with exact tails, and losses on its steps
+attention_steps, cross_entropy, squared_error    attention with exact tails, and losses on its steps
 softmax_jacobian, jacobian_spectrum     dp/ds in closed form
 pulls, projection_pulls                 what each key contributes to −dL/dq, −dL/dk, −dL/dv, −dL/dW
 entropy, saturation, max_logit, rollout what weights and logits are like
@@ -12,8 +12,8 @@ Parameters, data and states are arguments of one traced program and nothing is c
 jax.vmap over starts, data, learning rates and hyper-parameters, or place those on a mesh before the call.
 """
 
-from jattn.flow.closed import (
-    attend,
+from jattn.flow._closed import (
+    attention_steps,
     cross_entropy,
     jacobian_spectrum,
     projection_pulls,
@@ -21,12 +21,12 @@ from jattn.flow.closed import (
     softmax_jacobian,
     squared_error,
 )
-from jattn.flow.continuous import integrate
-from jattn.flow.diagnosis import Check, Diagnostics, Report, check, loss_of, watch
-from jattn.flow.long import run_in_parts
-from jattn.flow.margins import Margin, max_margin
-from jattn.flow.measures import balance, entropy, max_logit, rollout, saturation
-from jattn.flow.paths import Now, Trajectory, log_steps, run
+from jattn.flow._continuous import integrate
+from jattn.flow._diagnosis import Check, Diagnostics, Report, check, loss_of, watch
+from jattn.flow._long import run_in_parts
+from jattn.flow._margins import Margin, max_margin
+from jattn.flow._measures import balance, entropy, max_logit, rollout, saturation
+from jattn.flow._paths import Now, Trajectory, log_steps, run
 
 __all__ = [
     "Check",
@@ -35,7 +35,7 @@ __all__ = [
     "Now",
     "Report",
     "Trajectory",
-    "attend",
+    "attention_steps",
     "balance",
     "check",
     "cross_entropy",

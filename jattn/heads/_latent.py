@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Int
 from jattn.heads._multi import LECUN, Params, Turn, grouped, matrices, output, rms_norm
 
@@ -95,13 +95,13 @@ def latents(
       >>> [part.shape for part in heads.latents(params, jnp.ones((7, 32)), turn=positions.rotary)]
       [(4, 7, 8), (4, 7, 4), (7, 6), (7, 4)]
     """
-    where = "latents"
-    x = _checks.array(where, "x", x)
-    _checks.rank(where, 2, "[T, E]", "No batch: map with jax.vmap, in_axes (None, 0).", x=x)
+    caller = "latents"
+    x = _errors.array(caller, "x", x)
+    _errors.rank(caller, 2, "[T, E]", "No batch: map with jax.vmap, in_axes (None, 0).", x=x)
     if x.shape[1] != params["kv_down"].shape[0]:
         remedy = "Make params for this width: latent_init(key, width, ...)."
-        _checks.fail(
-            ValueError, where, "x [T, E] must be as wide as params take", remedy, x=x, kv_down=params["kv_down"]
+        _errors.fail(
+            ValueError, caller, "x [T, E] must be as wide as params take", remedy, x=x, kv_down=params["kv_down"]
         )
     positions = jnp.arange(x.shape[0], dtype=jnp.int32) if positions is None else jnp.asarray(positions)
     asked = rms_norm(x @ params["q_down"], params["q_latent_norm"], eps=eps) if "q_down" in params else x

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Int
-from jattn.door import attention
+from jattn.one_head import attention
 
 LECUN = jax.nn.initializers.lecun_normal()
 Params: TypeAlias = dict[str, Any]
@@ -71,10 +71,10 @@ def init(
     if heads % kv_heads:
         got = {"heads": str(heads), "kv_heads": str(kv_heads)}
         remedy = "Each key/value head serves the same number of query heads."
-        _checks.fail(ValueError, "init", "heads must be a multiple of kv_heads", remedy, **got)
+        _errors.fail(ValueError, "init", "heads must be a multiple of kv_heads", remedy, **got)
     if head_dim is None and width % heads:
         got = {"width": str(width), "heads": str(heads)}
-        _checks.fail(ValueError, "init", "width must be a multiple of heads", "Or say how wide: head_dim=64.", **got)
+        _errors.fail(ValueError, "init", "width must be a multiple of heads", "Or say how wide: head_dim=64.", **got)
     D = head_dim or width // heads
     Dv = value_dim or D
     shapes = {"q": (width, heads, D), "k": (context_width, kv_heads, D), "v": (context_width, kv_heads, Dv)}
@@ -154,13 +154,13 @@ def multi_head(
       >>> jax.vmap(block, (None, 0))(params, x).shape
       (3, 7, 32)
     """
-    x = _checks.array("multi_head", "x", x)
+    x = _errors.array("multi_head", "x", x)
     if turn is not None and context is not None and (q_positions is None or k_positions is None):
         missing = [n for n, p in (("q_positions", q_positions), ("k_positions", k_positions)) if p is None]
         remedy = (
             "Say where the tokens of x and of the context stand, or leave turn out: cross attention has mostly none."
         )
-        _checks.fail(
+        _errors.fail(
             ValueError, "multi_head", "turn looks at positions, so both sides must have them beside a context", remedy,
             no=" and no ".join(missing),
         )  # fmt: skip
@@ -204,16 +204,16 @@ def project(
       >>> q.shape, k.shape, v.shape
       ((4, 7, 8), (1, 7, 8), (1, 7, 8))
     """
-    where = "project"
-    x = _checks.array(where, "x", x)
-    context = x if context is None else _checks.array(where, "context", context)
+    caller = "project"
+    x = _errors.array(caller, "x", x)
+    context = x if context is None else _errors.array(caller, "context", context)
     for name, tokens, axes in (("q", x, "[T, E]"), ("k", context, "[S, C]"), ("v", context, "[S, C]")):
         said = "x" if name == "q" else "context"
-        _checks.rank(where, 2, axes, "No batch: map with jax.vmap, in_axes (None, 0).", **{said: tokens})
+        _errors.rank(caller, 2, axes, "No batch: map with jax.vmap, in_axes (None, 0).", **{said: tokens})
         if tokens.shape[1] != params[name].shape[0]:
             must = f"{said} {axes} must be as wide as params['{name}'] takes"
             remedy = "Make params for this width: init(key, width, context_width=...)."
-            _checks.fail(ValueError, where, must, remedy, **{said: tokens, name: params[name]})
+            _errors.fail(ValueError, caller, must, remedy, **{said: tokens, name: params[name]})
 
     def of(name: str, tokens: jax.Array) -> jax.Array:
         made = jnp.einsum("te,ehd->htd", tokens, params[name])
@@ -265,21 +265,21 @@ def grouped(
       >>> heads.grouped(q, k, v).shape
       (4, 5, 8)
     """
-    where, no_batch = "grouped", "No batch: map with jax.vmap."
-    q, k, v = (_checks.array(where, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    _checks.rank(where, 3, "[H, T, D]", no_batch, q=q)
-    _checks.rank(where, 3, "[Hkv, S, D]", no_batch, k=k, v=v)
+    caller, no_batch = "grouped", "No batch: map with jax.vmap."
+    q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    _errors.rank(caller, 3, "[H, T, D]", no_batch, q=q)
+    _errors.rank(caller, 3, "[Hkv, S, D]", no_batch, k=k, v=v)
     H, Hkv = q.shape[0], k.shape[0]
     if Hkv == 0 or H % Hkv or v.shape[0] != Hkv:
         remedy = "Each key/value head serves the same number of query heads."
-        _checks.fail(ValueError, where, "H must be a multiple of Hkv, in k and v alike", remedy, q=q, k=k, v=v)
+        _errors.fail(ValueError, caller, "H must be a multiple of Hkv, in k and v alike", remedy, q=q, k=k, v=v)
     own = dict(each or {})
     if options.get("dropout_key") is not None:
         own["dropout_key"] = jax.random.split(options.pop("dropout_key"), H)
     for leaf in jax.tree.leaves(own):
         if jnp.shape(leaf)[:1] != (H,):
             remedy = "What all heads share goes beside it, as an option of its own."
-            _checks.fail(ValueError, where, f"each must have one entry a head, H = {H}", remedy, each=leaf)
+            _errors.fail(ValueError, caller, f"each must have one entry a head, H = {H}", remedy, each=leaf)
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
         return attention(q, k, v, **own, **options)
@@ -338,6 +338,6 @@ def rms_norm(x: Float[ArrayLike, "*B D"], weight: Float[ArrayLike, " D"], *, eps
       [ 1. -2.]
     """
     x, weight = jnp.asarray(x), jnp.asarray(weight)
-    wide = x.astype(_checks.wide(x))
+    wide = x.astype(_errors.wide(x))
     normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
     return (normed * weight.astype(wide.dtype).reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jattn.hosts import attend, host
+from jattn.hosts._attend import attend_heads, host
 from jattn.masks import Mask
 
 eqx = host("equinox")
@@ -45,7 +45,7 @@ class MultiheadAttention(_Base):
             options |= {"dropout_rate": self.dropout.p, "dropout_key": key}
         if mask is not None and not isinstance(mask, Mask) and mask.ndim == 2:
             mask = mask[None]
-        out = attend(q, k, v, None, mask, **options)
+        out = attend_heads(q, k, v, None, mask, **options)
         return jax.vmap(self.output_proj)(out.reshape(query.shape[0], -1))
 
     def _heads(self, projection: Any, x: Any) -> jax.Array:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn.hosts import attend, attend_alike, host
+from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host
 
 _flax = host("flax")
 
@@ -71,7 +71,7 @@ def attention_fn(
     with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision):
         if module is not None:
             _keep(module, _weights(query, key, value, bias, mask, is_causal))
-        f = attend_alike if dropping and broadcast_dropout else attend
+        f = attend_broadcast_dropout if dropping and broadcast_dropout else attend_heads
         return f(query, key, value, bias, mask, **options)
 
 
@@ -79,7 +79,7 @@ def _weights(query: Any, key: Any, value: Any, bias: Any, mask: Any, is_causal: 
     """[*B, N, T, S]: the values of an attention whose values are the unit vectors."""
     S, N = key.shape[-3], query.shape[-2]
     units = jnp.broadcast_to(jnp.eye(S, dtype=query.dtype)[:, None], (*key.shape[:-1], S))
-    return jnp.moveaxis(attend(query, key, units, bias, mask, is_causal=is_causal), -3, -2).reshape(
+    return jnp.moveaxis(attend_heads(query, key, units, bias, mask, is_causal=is_causal), -3, -2).reshape(
         *query.shape[:-3], N, query.shape[-3], S
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jattn.hosts import attend, host
+from jattn.hosts._attend import attend_heads, host
 
 hk = host("haiku")
 
@@ -30,7 +30,7 @@ class MultiHeadAttention(_Base):
         q = self._linear_projection(query, self.key_size, "query")
         k = self._linear_projection(key, self.key_size, "key")
         v = self._linear_projection(value, self.value_size, "value")
-        out = attend(q, k, v, None, mask, **options)
+        out = attend_heads(q, k, v, None, mask, **options)
         joined = out.reshape(*out.shape[:-2], -1)
         more = {"w_init": self.w_init, "with_bias": self.with_bias, "b_init": self.b_init}
         return hk.Linear(self.model_size, **more)(joined)

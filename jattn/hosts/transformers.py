@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import masks
-from jattn.hosts import attend
+from jattn.hosts._attend import attend_heads
 
 
 def attention_interface(
@@ -85,7 +85,7 @@ def attention_interface(
     stand = {"q_positions": jnp.arange(S - T, S, dtype=jnp.int32), "k_positions": jnp.arange(S, dtype=jnp.int32)}
     cap = None if softcap is None else lambda score, t, s: softcap * jnp.tanh(score / softcap)
     q, k, v = (jnp.moveaxis(x, 1, 2) for x in (query, key, value))
-    out = attend(
+    out = attend_heads(
         q,
         k,
         v,

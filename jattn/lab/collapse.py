@@ -8,8 +8,8 @@ import numpy as np
 from jax import random
 
 from jattn._types import Array, Float
-from jattn.door import attention
 from jattn.lab.result import Result, result, seed_of
+from jattn.one_head import attention
 
 T, D = 7, 5
 SIZES = (1e-2, 3e-3, 1e-3)

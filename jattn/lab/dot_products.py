@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax import random
 
-from jattn.door import explain
 from jattn.lab.result import Result, result, seed_of
+from jattn.one_head import explain
 
 WIDTHS, TRIALS = (3, 64, 256, 768), 10_000
 

@@ -7,8 +7,8 @@ from jax import random
 
 from jattn._softmax import log_softmax
 from jattn._types import Array, Float
-from jattn.door import explain
 from jattn.lab.result import Result, result, seed_of
+from jattn.one_head import explain
 
 T, DRAWS, EPS = 7, 2000, 1e-12
 SIGMAS = (0.1, 0.3, 1.0, 3.0, 10.0)

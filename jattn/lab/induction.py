@@ -14,9 +14,9 @@ from jax import random
 from jattn import masks
 from jattn._softmax import log_softmax
 from jattn._types import Array, Float, Int
-from jattn.door import attention
 from jattn.lab.result import Result, result, seed_of
 from jattn.lab.training import adam
+from jattn.one_head import attention
 
 WORDS, LENGTH, SHORTEST, LONGEST = 32, 43, 14, 24
 WIDTH, HEADS = 32, 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jattn import _checks
+from jattn import _errors
 
 
 @jax.tree_util.register_dataclass
@@ -48,19 +48,19 @@ def result(claim: str, oracle: str, source: str, rows: Mapping[str, tuple[Any, A
     )
 
 
-def seed_of(where: str, seed: int) -> int:
+def seed_of(caller: str, seed: int) -> int:
     """A whole number from 0 to 2³² − 1, which is what both generators of random numbers take."""
-    seed = _checks.count(where, "seed", seed)
+    seed = _errors.count(caller, "seed", seed)
     if seed >= 2**32:
         remedy = "Pass a Python int from 0 to 2**32 - 1."
-        _checks.fail(ValueError, where, "seed must be less than 2**32", remedy, seed=str(seed))
+        _errors.fail(ValueError, caller, "seed must be less than 2**32", remedy, seed=str(seed))
     return seed
 
 
-def oracle(where: str, module: str) -> ModuleType:
+def oracle(caller: str, module: str) -> ModuleType:
     """A library that judges this one; it is imported where it is asked, so that importing jattn asks for none."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         remedy = "Install it: pip install 'jattn[lab]'."
-        _checks.fail(ModuleNotFoundError, where, f"its oracle {module} must be installed", remedy, module="none")
+        _errors.fail(ModuleNotFoundError, caller, f"its oracle {module} must be installed", remedy, module="none")

@@ -104,15 +104,15 @@ def margin(w: np.ndarray, phi: np.ndarray, order: Literal["fro", "nuc"] = "fro")
     return float(np.einsum("mde,de->m", phi, w).min() / np.linalg.norm(w, order))
 
 
-def least_frobenius(where: str, phi: np.ndarray) -> np.ndarray:
+def least_frobenius(caller: str, phi: np.ndarray) -> np.ndarray:
     """W of least Frobenius norm with all leads at least 1: a hard-margin SVC on ±phi, which has no intercept."""
     flat = phi.reshape(len(phi), -1)
     labels = np.repeat([1, -1], len(phi))
-    svc = oracle(where, "sklearn.svm").SVC(kernel="linear", C=1e10, tol=1e-10)
+    svc = oracle(caller, "sklearn.svm").SVC(kernel="linear", C=1e10, tol=1e-10)
     return svc.fit(np.concatenate([flat, -flat]), labels).coef_.reshape(phi.shape[1:])
 
 
-def least_nuclear(where: str, phi: np.ndarray) -> np.ndarray:
+def least_nuclear(caller: str, phi: np.ndarray) -> np.ndarray:
     """W of least nuclear norm with all leads at least 1: SLSQP on the least ½(|K|² + |Q|²), K and Q of full width."""
     shape = (2, *phi.shape[1:])
 
@@ -126,7 +126,7 @@ def least_nuclear(where: str, phi: np.ndarray) -> np.ndarray:
         return np.concatenate([part.reshape(len(phi), -1) for part in parts], 1)
 
     start = np.random.default_rng(0).standard_normal(2 * phi[0].size)
-    found = oracle(where, "scipy.optimize").minimize(
+    found = oracle(caller, "scipy.optimize").minimize(
         lambda flat: (flat @ flat / 2, flat), start, jac=True, method="SLSQP",
         constraints={"type": "ineq", "fun": slack, "jac": slope}, options={"maxiter": 1000, "ftol": 1e-13},
     )  # fmt: skip
@@ -212,15 +212,15 @@ def attention_as_nuclear_svm(seed: int = 0) -> Result:
       >>> lab.selection.margin(lab.selection.np.eye(2), lab.selection.np.eye(2)[None], "nuc")  # a lead of 2 by 2
       1.0
     """
-    where = "attention_as_nuclear_svm"
-    seed = seed_of(where, seed)
+    caller = "attention_as_nuclear_svm"
+    seed = seed_of(caller, seed)
     with jax.enable_x64(True):
         problem = drawn(seed)
         start = random.normal(random.fold_in(random.key(seed), 1), (2, D, D), jnp.float64) * FACTORED_START
         factored = np.asarray(select_factored(problem, (start[0], start[1])))
         whole = np.asarray(select(problem)[-1])
         phi = constraints(problem, factored)
-    frobenius, nuclear = least_frobenius(where, phi), least_nuclear(where, phi)
+    frobenius, nuclear = least_frobenius(caller, phi), least_nuclear(caller, phi)
     best, rank = margin(nuclear, phi, "nuc"), int((np.linalg.svd(nuclear)[1] > 1e-3 * np.linalg.norm(nuclear)).sum())
     share = margin(frobenius, phi, "nuc") / best
     return result(

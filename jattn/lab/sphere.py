@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn._types import Array, Float
-from jattn.door import attention
 from jattn.lab.result import Result, oracle, result, seed_of
+from jattn.one_head import attention
 
 T, D, BETAS = 7, 11, (1.0, 4.0)
 HORIZON, SAMPLES, SUBSTEPS = 10.0, 50, 20

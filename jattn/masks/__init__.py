@@ -34,19 +34,25 @@ Documents that are packed into one row, each causal, are a composition:
     ···##
 """
 
-from jattn.masks._algebra import Mask, Rows, Spans
-from jattn.masks._places import blocks, causal, chunked, dilated, empty, full, prefix, window
-from jattn.masks._rows import dense, lengths, segments
+from jattn.masks._algebra import EMPTY, FULL, PARTIAL, Mask, Rows, Spans, TileAxis, block_state, cut_leaves
+from jattn.masks._by_position import blocks, causal, chunked, dilated, empty, full, prefix, window
+from jattn.masks._by_row import dense, lengths, segments
+from jattn.masks._dense_form import picture, to_dense
 from jattn.masks._where import where
-from jattn.masks._written import picture, to_dense
 
 __all__ = [
+    "EMPTY",
+    "FULL",
+    "PARTIAL",
     "Mask",
     "Rows",
     "Spans",
+    "TileAxis",
+    "block_state",
     "blocks",
     "causal",
     "chunked",
+    "cut_leaves",
     "dense",
     "dilated",
     "empty",

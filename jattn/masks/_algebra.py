@@ -1,4 +1,4 @@
-"""What a mask is asked, and how masks compose: `&`, `|`, `~`, and the verdicts of these in three-valued logic."""
+"""What a mask is asked, and how masks and their block states compose with `&`, `|`, `~`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -7,34 +7,76 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, Bool, Int
 from jattn._values import value
 
+EMPTY, PARTIAL, FULL = 0, 1, 2
+"""What a tile of queries and keys is to a mask: no pair, some pairs, or every pair is allowed.
+
+`&` is the minimum of two block states, `|` their maximum, and `~` is 2 minus one."""
+
+
+def block_state(some: Any, every: Any) -> Any:
+    """EMPTY, PARTIAL or FULL, from whether some pair, and whether every pair, is allowed.
+
+    Args:
+      some: a boolean, or an array of one entry a tile.
+      every: likewise.
+
+    Returns:
+      An integer, or integers in an array: NumPy where both are known before anything is traced.
+
+    Example:
+      >>> from jattn import masks
+      >>> masks.block_state(True, False) == masks.PARTIAL
+      True
+    """
+    if isinstance(some, bool) and isinstance(every, bool):
+        return FULL if every else PARTIAL if some else EMPTY
+    xp = jnp if isinstance(some, jax.Array) or isinstance(every, jax.Array) else np
+    return xp.where(every, np.int32(FULL), xp.where(some, np.int32(PARTIAL), np.int32(EMPTY)))
+
 
 class Rows(NamedTuple):
-    """Some consecutive rows of q or of k: where they begin in their array, and where they stand."""
+    """Some consecutive rows of q or of k: where they begin in their array, and their positions."""
 
     start: Int[Array, ""] | int
     positions: Int[Array, " n"]
 
-    @property
-    def numbers(self) -> Int[Array, " n"]:
-        """The number of each row in its array."""
-        return self.start + jnp.arange(self.positions.shape[0], dtype=jnp.int32)
+    def along(self, axis: int) -> "TileAxis":
+        """These rows as an axis of a tile, down (0) or across (1)."""
+        numbers = self.start + jnp.arange(self.positions.shape[0], dtype=jnp.int32)
+        return TileAxis(*(jnp.expand_dims(x, 1 - axis) for x in (numbers, self.positions)))
 
-    def of(self, x: jax.Array, axis: int) -> jax.Array:
+    def cut(self, x: jax.Array, axis: int) -> jax.Array:
         """These rows of an array that has one entry a row along `axis`, or one entry for all."""
         n = self.positions.shape[0]
-        if x.shape[axis] in (1, n) and isinstance(self.start, int) and self.start == 0:
-            return x
-        return x if x.shape[axis] == 1 else jax.lax.dynamic_slice_in_dim(x, self.start, n, axis)
+        return x if x.shape[axis] in (1, n) else jax.lax.dynamic_slice_in_dim(x, self.start, n, axis)
+
+
+class TileAxis(NamedTuple):
+    """The rows of q or of k that one tile has, along their axis of it: [n, 1] down, [1, n] across.
+
+    What is computed of the axes of q and k broadcasts to the tile, whichever of the two is down.
+    """
+
+    numbers: Int[Array, "..."]
+    """The number of each row in its array."""
+    positions: Int[Array, "..."]
+    """Where it stands in the sequence, in tokens."""
+
+
+def over_vectors(f: Callable[[jax.Array, jax.Array], jax.Array], q: jax.Array, k: jax.Array) -> jax.Array:
+    """f([n], [m]) → [n, m] of what lies along the axes of q and of k, laid as the tile is."""
+    found = f(q.ravel(), k.ravel())
+    return found.T if k.shape[0] > 1 or q.shape[1] > 1 else found
 
 
 class Spans(NamedTuple):
     """The tiles of one axis: the rows that each holds, and the positions that these lie between, ends included.
 
-    NumPy arrays where they are known before anything is traced, so that verdicts on them are too.
+    NumPy arrays where they are known before anything is traced, so that their block states are too.
     """
 
     first: Any
@@ -63,7 +105,7 @@ class Spans(NamedTuple):
 
 
 class Mask:
-    """Whether pairs of rows meet; closed under `&`, `|`, `~`."""
+    """Which pairs of a query and a key are allowed; closed under `&`, `|`, `~`."""
 
     looks_at_positions: bool = False
     """Whether the answer depends on how the positions of q and of k align."""
@@ -71,38 +113,50 @@ class Mask:
     counts_rows: bool = False
     """Whether it tells rows by their number in the array, so that a piece of the array cannot be asked."""
 
-    def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
-        """Which of these rows of q meet which of these rows of k."""
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        """Which pairs of one tile are allowed: booleans that broadcast to it.
+
+        The leaves are those of this tile: each was cut and laid along the axes that `leaf_axes` gives it.
+        """
         raise NotImplementedError
 
-    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
-        """Of each tile of q (down) against each tile of k (across): (some pair may meet, every pair meets).
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        """EMPTY, PARTIAL or FULL, for each tile of q (down) against each tile of k (across).
 
-        Never wrong, but allowed not to know: (True, False).
+        Never wrong, but allowed not to know: PARTIAL.
         """
-        return True, False
+        return PARTIAL
 
-    def fits(self, where: str, T: int, S: int, placed: bool) -> None:
+    def validate(self, caller: str, T: int, S: int, placed: bool) -> None:
         """Raises if the mask holds an array that does not belong to T queries and S keys.
 
-        `placed` tells whether the caller said where the rows stand; else each stands at its number.
+        `placed` tells whether positions were given; else each row stands at its number.
         """
 
     def padded(self, T: int, S: int) -> "Mask":
-        """The same mask over T queries and S keys, the new rows meeting nothing that it must not."""
+        """The same mask over T queries and S keys; no pair of the new rows is allowed that must not be."""
         return self
 
-    def of_parts(self, f: Callable[["Mask"], "Mask"]) -> "Mask":
-        """The mask with `f` of each part in its place, where it is composed of parts; else `f` of it."""
+    def map_leaves(self, f: Callable[["Mask"], "Mask"]) -> "Mask":
+        """The mask with `f` of each mask that it is composed of; else `f` of it."""
         return f(self)
 
-    def by_side(self) -> "Mask":
-        """The same mask, with no array that speaks of the rows of q and of k at once."""
+    def split_qk(self) -> "Mask":
+        """The same mask, with no array that serves the rows of q and of k at once."""
         return self
 
-    def sides(self) -> list[str]:
-        """Of each leaf of it by side, whose rows it has an entry for: "q", "k", or "" for neither."""
+    def leaf_axes(self) -> list[str]:
+        """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither)."""
         return [""] * len(jax.tree.leaves(self))
+
+    def tile(self, q: Rows, k: Rows, *, transposed: bool = False) -> Bool[Array, "q k"]:
+        """The allowed pairs of some rows of q (down) and some of k (across), or transposed."""
+        mask = self.split_qk()
+        axes = (1, 0) if transposed else (0, 1)
+        leaves = cut_leaves(mask, lambda x, axis: q.cut(x, axis), lambda x, axis: k.cut(x, axis), transposed)
+        mask = jax.tree.unflatten(jax.tree.structure(mask), leaves)
+        shape = tuple(x.positions.shape[0] for x in ((k, q) if transposed else (q, k)))
+        return jnp.broadcast_to(mask.pairs(q.along(axes[0]), k.along(axes[1])), shape)
 
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask("&", other))
@@ -125,7 +179,24 @@ def _mask(sign: str, x: Any) -> Mask:
         return x
     got = f"of type {type(x).__name__}"
     remedy = "Wrap a boolean array first: masks.dense(array)."
-    _checks.fail(TypeError, "mask", f"both sides of {sign} must be masks", remedy, other=got)
+    _errors.fail(TypeError, "mask", f"both sides of {sign} must be masks", remedy, other=got)
+
+
+def cut_leaves(mask: Mask, cut_q: Callable[..., Any], cut_k: Callable[..., Any], transposed: bool) -> list[Any]:
+    """The leaves of a mask for one tile: `cut_q(x, axis)` and `cut_k(x, axis)` take the rows of the tile."""
+    down = 1 if transposed else 0
+
+    def cut(x: Any, axes: str) -> Any:
+        if axes == "q":
+            return jnp.expand_dims(cut_q(x, 0), 1 - down)
+        if axes == "k":
+            return jnp.expand_dims(cut_k(x, 0), down)
+        if axes == "qk":
+            x = cut_k(cut_q(x, 0), 1)
+            return x.T if transposed else x
+        return x
+
+    return [cut(x, axes) for x, axes in zip(jax.tree.leaves(mask), mask.leaf_axes(), strict=True)]
 
 
 @value
@@ -137,46 +208,47 @@ class _Both(Mask):
     def looks_at_positions(self) -> bool:  # type: ignore[override]
         return self.a.looks_at_positions or self.b.looks_at_positions
 
-    def fits(self, where: str, T: int, S: int, placed: bool) -> None:
-        self.a.fits(where, T, S, placed)
-        self.b.fits(where, T, S, placed)
+    def validate(self, caller: str, T: int, S: int, placed: bool) -> None:
+        self.a.validate(caller, T, S, placed)
+        self.b.validate(caller, T, S, placed)
 
     def padded(self, T: int, S: int) -> Mask:
         return type(self)(self.a.padded(T, S), self.b.padded(T, S))
 
-    def of_parts(self, f: Callable[[Mask], Mask]) -> Mask:
-        return type(self)(self.a.of_parts(f), self.b.of_parts(f))
+    def map_leaves(self, f: Callable[[Mask], Mask]) -> Mask:
+        return type(self)(self.a.map_leaves(f), self.b.map_leaves(f))
 
-    def sides(self) -> list[str]:
-        return self.a.sides() + self.b.sides()
+    def split_qk(self) -> Mask:
+        return type(self)(self.a.split_qk(), self.b.split_qk())
+
+    def leaf_axes(self) -> list[str]:
+        return self.a.leaf_axes() + self.b.leaf_axes()
 
 
 @value
 class And(_Both):
-    """Pairs that meet in both."""
+    """Pairs that both allow."""
 
-    def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return self.a.pairs(q, k) & self.b.pairs(q, k)
 
-    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
-        (may_a, must_a), (may_b, must_b) = self.a.verdict(q, k), self.b.verdict(q, k)
-        return may_a & may_b, must_a & must_b
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        return _elementwise("minimum", self.a.block_state(q, k), self.b.block_state(q, k))
 
     def __repr__(self) -> str:
-        sides = (f"({side!r})" if isinstance(side, Or) else repr(side) for side in (self.a, self.b))
-        return " & ".join(sides)
+        parts = (f"({part!r})" if isinstance(part, Or) else repr(part) for part in (self.a, self.b))
+        return " & ".join(parts)
 
 
 @value
 class Or(_Both):
-    """Pairs that meet in either."""
+    """Pairs that either allows."""
 
-    def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return self.a.pairs(q, k) | self.b.pairs(q, k)
 
-    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
-        (may_a, must_a), (may_b, must_b) = self.a.verdict(q, k), self.b.verdict(q, k)
-        return may_a | may_b, must_a | must_b
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        return _elementwise("maximum", self.a.block_state(q, k), self.b.block_state(q, k))
 
     def __repr__(self) -> str:
         return f"{self.a!r} | {self.b!r}"
@@ -184,7 +256,7 @@ class Or(_Both):
 
 @value
 class Not(Mask):
-    """Pairs that do not meet."""
+    """Pairs that the other does not allow."""
 
     a: Mask
 
@@ -192,39 +264,49 @@ class Not(Mask):
     def looks_at_positions(self) -> bool:  # type: ignore[override]
         return self.a.looks_at_positions
 
-    def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return ~self.a.pairs(q, k)
 
-    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
-        may, must = self.a.verdict(q, k)
-        return must ^ True, may ^ True  # ~ on a Python bool is an integer
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        state = self.a.block_state(q, k)
+        return (FULL if isinstance(state, int) else np.int32(FULL)) - state
 
     def padded(self, T: int, S: int) -> Mask:
         return Not(self.a.padded(T, S))
 
-    def of_parts(self, f: Callable[[Mask], Mask]) -> Mask:
-        return Not(self.a.of_parts(f))
+    def map_leaves(self, f: Callable[[Mask], Mask]) -> Mask:
+        return Not(self.a.map_leaves(f))
 
-    def sides(self) -> list[str]:
-        return self.a.sides()
+    def split_qk(self) -> Mask:
+        return Not(self.a.split_qk())
 
-    def fits(self, where: str, T: int, S: int, placed: bool) -> None:
-        self.a.fits(where, T, S, placed)
+    def leaf_axes(self) -> list[str]:
+        return self.a.leaf_axes()
+
+    def validate(self, caller: str, T: int, S: int, placed: bool) -> None:
+        self.a.validate(caller, T, S, placed)
 
     def __repr__(self) -> str:
         return f"~({self.a!r})" if isinstance(self.a, _Both) else f"~{self.a!r}"
 
 
-def count(where: str, name: str, n: Any, unit: str) -> jax.Array | int:
+def _elementwise(name: str, a: Any, b: Any) -> Any:
+    """The minimum or maximum of two block states; NumPy where both are known before anything is traced."""
+    traced = [isinstance(x, jax.Array) for x in (a, b)]
+    a, b = (x if is_traced else np.int32(x) for x, is_traced in zip((a, b), traced, strict=True))
+    return getattr(jnp if any(traced) else np, name)(a, b)
+
+
+def count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
     """A whole number of rows or tokens, possibly traced: a leaf of a mask. Below 0 is 0."""
     most = jnp.iinfo(jnp.int32).max
     if type(n) is int:
         return max(0, min(n, most))
-    x = _checks.array(where, name, n)
-    _checks.kind(where, name, x, jnp.integer, f"It counts {unit}: pass a whole number.")
+    x = _errors.array(caller, name, n)
+    _errors.kind(caller, name, x, jnp.integer, f"It counts {unit}: pass a whole number.")
     if x.ndim:
         remedy = "Pass one; map over a batch of them with jax.vmap."
-        _checks.fail(ValueError, where, f"{name} must be a scalar", remedy, **{name: x})
+        _errors.fail(ValueError, caller, f"{name} must be a scalar", remedy, **{name: x})
     return _clipped(x)
 
 

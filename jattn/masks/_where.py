@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import Closed, close, name_of, static, value
-from jattn.masks._algebra import Mask, Rows, Spans
+from jattn.masks._algebra import PARTIAL, Mask, Spans, TileAxis, block_state, over_vectors
 
 
 class Rule:
@@ -19,7 +19,7 @@ class Rule:
 
     def __init__(self, closed: Closed, name: str):
         self.closed, self.name = closed, name
-        self.found: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+        self.found: dict[Any, np.ndarray] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rule) and (self.closed, self.name) == (other.closed, other.name)
@@ -30,18 +30,18 @@ class Rule:
     def __call__(self, captured: Any, *positions: Any) -> Any:
         return self.closed(captured, *positions)
 
-    def over(self, captured: Any, t: Any, s: Any) -> Any:
-        """Of positions [t] and [s], whether each pair meets."""
+    def of_pairs(self, captured: Any, t: Any, s: Any) -> Any:
+        """Whether each pair of the positions [t] and [s] is allowed: [t, s]."""
         of_row = jax.vmap(lambda t, s: self(captured, t, s)[0], (None, 0))
         return jax.vmap(of_row, (0, None))(t, s)
 
-    def search(self, q: Spans, k: Spans) -> tuple[np.ndarray, np.ndarray]:
-        """(some, all) of each rectangle, by asking about every pair of it once, a row of tiles at a time."""
+    def search(self, q: Spans, k: Spans) -> np.ndarray:
+        """The block state of each rectangle, by asking about every pair of it once, a row of tiles at a time."""
         asked = tuple(np.asarray(a).tobytes() for x in (q, k) for a in x)
         if asked not in self.found:
             with jax.ensure_compile_time_eval():
                 ends = (np.stack([np.asarray(x.lowest).ravel(), np.asarray(x.highest).ravel()]) for x in (q, k))
-                self.found[asked] = tuple(np.asarray(a) for a in _search(self, q.size, k.size, *ends))  # type: ignore[assignment]
+                self.found[asked] = block_state(*(np.asarray(a) for a in _search(self, q.size, k.size, *ends)))
         return self.found[asked]
 
 
@@ -53,8 +53,8 @@ def _search(rule: Rule, q_size: int, k_size: int, q: jax.Array, k: jax.Array) ->
 
     def row(ends: jax.Array) -> tuple[jax.Array, jax.Array]:
         t, s = stand(ends, q_size), jax.vmap(lambda ends: stand(ends, k_size))(k.T)
-        met = rule.over((), t, s.ravel()).reshape(q_size, *s.shape)
-        return met.any((0, 2)), met.all((0, 2))
+        allowed = rule.of_pairs((), t, s.ravel()).reshape(q_size, *s.shape)
+        return allowed.any((0, 2)), allowed.all((0, 2))
 
     return jax.lax.map(row, q.T)
 
@@ -65,52 +65,51 @@ class Where(Mask):
 
     looks_at_positions = True
     captured: tuple[jax.Array, ...]
-    of_verdict: tuple[jax.Array, ...]
+    state_captured: tuple[jax.Array, ...]
     rule: Rule = static()
-    verdict_rule: Rule | None = static()
+    state_rule: Rule | None = static()
 
-    def pairs(self, q: Rows, k: Rows) -> Bool[Array, "q k"]:
-        return self.rule.over(self.captured, q.positions, k.positions)
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        return over_vectors(lambda t, s: self.rule.of_pairs(self.captured, t, s), q.positions, k.positions)
 
-    def verdict(self, q: Spans, k: Spans) -> tuple[Any, Any]:
+    def block_state(self, q: Spans, k: Spans) -> Any:
         ends = q.lowest, q.highest, k.lowest, k.highest
-        known = not any(isinstance(x, jax.Array) for x in (*ends, *self.of_verdict))
-        if self.verdict_rule is None:
+        known = not any(isinstance(x, jax.Array) for x in (*ends, *self.state_captured))
+        if self.state_rule is None:
             # Rows that stand at their own numbers: every position of a tile is known.
             numbered = known and q.lowest is q.first and k.lowest is k.first
-            return self.rule.search(q, k) if numbered and not self.captured else (True, False)
-        ask = self._ask(self.verdict_rule, ends)
+            return self.rule.search(q, k) if numbered and not self.captured else PARTIAL
+        ask = self._ask(self.state_rule, ends)
         if not known:
             return ask()
         with jax.ensure_compile_time_eval():
-            may, must = ask()
-        return np.asarray(may), np.asarray(must)
+            return np.asarray(ask())
 
-    def _ask(self, rule: Rule, ends: tuple[Any, ...]) -> Callable[[], tuple[Any, Any]]:
+    def _ask(self, rule: Rule, ends: tuple[Any, ...]) -> Callable[[], Any]:
         ends = tuple(jnp.ravel(end) for end in ends)
-        one = lambda *ends: tuple(rule(self.of_verdict, *ends))  # noqa: E731
+        one = lambda *ends: rule(self.state_captured, *ends)[0]  # noqa: E731
         across = jax.vmap(one, (None, None, 0, 0))
         return lambda: jax.vmap(across, (0, 0, None, None))(*ends)
 
     def __repr__(self) -> str:
-        more = "" if self.verdict_rule is None else f", verdict={self.verdict_rule.name}"
+        more = "" if self.state_rule is None else f", state={self.state_rule.name}"
         return f"where({self.rule.name}{more})"
 
 
-def where(predicate: Callable[..., Any], *, verdict: Callable[..., Any] | None = None) -> Mask:
+def where(predicate: Callable[..., Any], *, state: Callable[..., Any] | None = None) -> Mask:
     """The pairs of which any function of two positions says so.
 
-        token t meets token s  ⟺  predicate(t, s)
+        query t may attend key s  ⟺  predicate(t, s)
 
     Args:
       predicate: f(q_position, k_position) -> bool on integer scalars, in JAX; the library maps it. It may close over
         arrays, which become leaves of the mask; NumPy arrays stay constants.
-      verdict: what its author knows of rectangles: f(q_lowest, q_highest, k_lowest, k_highest) -> (some, all) of the
-        positions that a rectangle lies between, ends included. `some` may be True and `all` False where that is not
-        known; otherwise they must be right for every pair between the ends.
+      state: the block state of a rectangle of positions: f(q_lowest, q_highest, k_lowest, k_highest), ends included,
+        returning `block_state(some, every)`: an integer EMPTY, PARTIAL or FULL. PARTIAL is always right; EMPTY and FULL
+        must hold for every pair between the ends.
 
     Returns:
-      A mask. Without `verdict` it is asked about every pair once, when the program is traced, to find the tiles that
+      A mask. Without `state` it is asked about every pair once, when the program is traced, to find the tiles that
       need no visit; where positions are given or arrays captured, every tile is visited and masked.
 
     Raises:
@@ -131,19 +130,20 @@ def where(predicate: Callable[..., Any], *, verdict: Callable[..., Any] | None =
       ##··
     """
     rule, captured = _rule("predicate", predicate, 2, "f(q_position, k_position) -> bool")
-    if verdict is None:
+    if state is None:
         return Where(captured, (), rule, None)
-    of = "f(q_lowest, q_highest, k_lowest, k_highest) -> (some, all)"
-    told, of_verdict = _rule("verdict", verdict, 4, of)
-    return Where(captured, of_verdict, rule, told)
+    form = "f(q_lowest, q_highest, k_lowest, k_highest) -> block_state(some, every)"
+    state_rule, state_captured = _rule("state", state, 4, form)
+    return Where(captured, state_captured, rule, state_rule)
 
 
 def _rule(name: str, f: Any, n: int, form: str) -> tuple[Rule, tuple[jax.Array, ...]]:
     remedy = f"Write {form} on integer scalars; the library maps it."
-    _checks.takes("where", name, f, n, remedy)
+    _errors.takes("where", name, f, n, remedy)
     closed, captured, out = close(f, *[jax.ShapeDtypeStruct((), jnp.int32)] * n, constants=True)
-    if [(x.shape, x.dtype) for x in out] != [((), jnp.bool_)] * (n // 2):
-        got = " and ".join(f"{o.dtype}{_checks.shape(o)}" for o in out) or "nothing"
-        must = f"{name} must return one boolean" if n == 2 else f"{name} must return two booleans"
-        _checks.fail(TypeError, "where", must, remedy, **{name: f"returning {got}"})
+    one = len(out) == 1 and out[0].shape == ()
+    if not one or not jnp.issubdtype(out[0].dtype, jnp.bool_ if n == 2 else jnp.integer):
+        got = " and ".join(f"{o.dtype}{_errors.shape(o)}" for o in out) or "nothing"
+        must = f"{name} must return one boolean" if n == 2 else f"{name} must return one block state"
+        _errors.fail(TypeError, "where", must, remedy, **{name: f"returning {got}"})
     return Rule(closed, name_of(f)), captured

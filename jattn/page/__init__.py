@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jattn import _checks, _given
+from jattn import _errors, _picture_inputs
 from jattn.page._document import Part, document
 
 __all__ = ["Part", "attention", "heads", "html", "run", "write"]
@@ -64,12 +64,12 @@ def attention(
       >>> page.attention([[0.7, 0.3]], ["bank"], ["river", "money"]).kind
       'attention'
     """
-    where = "attention"
-    w = _given.numbers(where, "weights", weights, (None, None), "[T, S]", finite=False)
+    caller = "attention"
+    w = _picture_inputs.numbers(caller, "weights", weights, (None, None), "[T, S]", finite=False)
     T, S = w.shape
     held: dict[str, Any] = {"weights": w}
-    held["rows"] = _given.names(where, "rows", rows, "T", T)
-    held["columns"] = _given.names(where, "columns", columns, "S", S)
+    held["rows"] = _picture_inputs.names(caller, "rows", rows, "T", T)
+    held["columns"] = _picture_inputs.names(caller, "columns", columns, "S", S)
     shapes: dict[str, tuple[Any, tuple[int | None, ...], str]] = {
         "scores": (scores, (T, S), "[T, S]"),
         "scaled": (scaled, (T, S), "[T, S]"),
@@ -79,7 +79,7 @@ def attention(
         "gains": (gains, (T, S), "[T, S]"),
     }
     for name, (x, shape, axes) in shapes.items():
-        held[name] = None if x is None else _given.numbers(where, name, x, shape, axes, finite=False)
+        held[name] = None if x is None else _picture_inputs.numbers(caller, name, x, shape, axes, finite=False)
     held["scale"] = _scale(scale, 1 if held["keys"] is None else held["keys"].shape[1])
     return Part("attention", held)
 
@@ -108,10 +108,10 @@ def heads(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Part:
       >>> page.heads(np.full((2, 3, 1, 2), 0.5), ["bank"], ["river", "money"]).data["shape"]
       [2, 3, 1, 2]
     """
-    x = _given.four("heads", weights)
+    x = _picture_inputs.four("heads", weights)
     held = {"shape": list(x.shape), "weights": x.astype(np.float32)}
-    held["rows"] = _given.names("heads", "rows", rows, "T", x.shape[2])
-    held["columns"] = _given.names("heads", "columns", columns, "S", x.shape[3])
+    held["rows"] = _picture_inputs.names("heads", "rows", rows, "T", x.shape[2])
+    held["columns"] = _picture_inputs.names("heads", "columns", columns, "S", x.shape[3])
     return Part("heads", held)
 
 
@@ -166,29 +166,29 @@ def run(
       >>> page.run(path, ["river", "the"], target=0).data["frozen"]
       True
     """
-    where, r = "run", _given.run("run", run)
+    caller, r = "run", _picture_inputs.run("run", run)
     (F, S, D), frozen = r.k.shape, bool((r.k == r.k[:1]).all())
-    target = _checks.count(where, "target", target)
+    target = _errors.count(caller, "target", target)
     if target >= S:
-        _checks.fail(ValueError, where, "target must name a key", "Count from 0.", target=str(target), S=str(S))
+        _errors.fail(ValueError, caller, "target must name a key", "Count from 0.", target=str(target), S=str(S))
     if (values is None) != (goal is None):
         got = {"no": "goal" if goal is None else "values"}
-        _checks.fail(ValueError, where, "values and goal must be given together", "Give both or neither.", **got)
-    v = None if values is None else _given.numbers(where, "values", values, (S, None), "[S, Dv]")
-    t = None if goal is None or v is None else _given.numbers(where, "goal", goal, (v.shape[1],), "[Dv]")
-    held: dict[str, Any] = {"labels": _given.names(where, "labels", labels, "S", S), "target": target}
+        _errors.fail(ValueError, caller, "values and goal must be given together", "Give both or neither.", **got)
+    v = None if values is None else _picture_inputs.numbers(caller, "values", values, (S, None), "[S, Dv]")
+    t = None if goal is None or v is None else _picture_inputs.numbers(caller, "goal", goal, (v.shape[1],), "[Dv]")
+    held: dict[str, Any] = {"labels": _picture_inputs.names(caller, "labels", labels, "S", S), "target": target}
     held |= {"query": str(query), "loss": str(loss), "optimiser": str(optimiser), "scale": _scale(scale, D)}
     held |= {"values": v, "goal": t, "frozen": frozen, "steps": r.steps, "q": r.q, "k": r.k[0] if frozen else r.k}
     held |= {"weights": r.weights, "series": r.series, "rays": {}, "conserved": {}}
     for name, u in (rays or {}).items():
         shape, axes = ((F, D), "[F, D]") if np.ndim(u) == 2 else ((D,), "[D]")
-        held["rays"][str(name)] = _given.numbers(where, f"rays[{name!r}]", u, shape, axes)
+        held["rays"][str(name)] = _picture_inputs.numbers(caller, f"rays[{name!r}]", u, shape, axes)
     for name, (predicted, measured) in (
-        {} if conserved is None else _given.pairs(where, "conserved", conserved)
+        {} if conserved is None else _picture_inputs.pairs(caller, "conserved", conserved)
     ).items():
         held["conserved"][name] = {"predicted": predicted, "measured": measured}
     if plane is not None:
-        held["plane"] = _given.numbers(where, "plane", plane, (2, D), "[2, D]")
+        held["plane"] = _picture_inputs.numbers(caller, "plane", plane, (2, D), "[2, D]")
     else:
         held["plane"] = np.eye(2) if D == 2 else _principal(np.concatenate([r.q, r.k.reshape(-1, D)]))
     return Part("run", held)
@@ -221,10 +221,10 @@ def html(title: str, *parts: Part, note: str = "") -> str:
         if not isinstance(part, Part):
             got = {"parts": f"of type {type(part).__name__}"}
             remedy = "Make each with page.attention, page.heads or page.run."
-            _checks.fail(TypeError, "html", "parts must be parts of a page", remedy, **got)
+            _errors.fail(TypeError, "html", "parts must be parts of a page", remedy, **got)
     for kind in ("attention", "heads"):
         if sum(part.kind == kind for part in parts) > 1:
-            _checks.fail(ValueError, "html", f"a page shows {kind} once", "Write two pages.", parts=f"with two {kind}")
+            _errors.fail(ValueError, "html", f"a page shows {kind} once", "Write two pages.", parts=f"with two {kind}")
     return document(str(title), str(note), parts)
 
 

@@ -9,8 +9,8 @@ Angles are exact to the last digits of float32 at every whole position below 2³
 """
 
 from jattn.positions._frequencies import Frequencies, Scaling, frequencies
+from jattn.positions._rotary import rotary, sections, sinusoidal
 from jattn.positions._scalings import compose, dynamic_ntk, linear, llama3, longrope, ntk, yarn
-from jattn.positions._turning import rotary, sections, sinusoidal
 
 __all__ = [
     "Frequencies",

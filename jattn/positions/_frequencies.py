@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from jattn import _checks
+from jattn import _errors
 
 
 class Frequencies(NamedTuple):
@@ -53,13 +53,13 @@ def frequencies(width: int, *, base: float = 10_000.0, scaling: Scaling | None =
     return frequencies_of("frequencies", width, base, scaling)
 
 
-def frequencies_of(where: str, width: int, base: float, scaling: Scaling | None) -> Frequencies:
+def frequencies_of(caller: str, width: int, base: float, scaling: Scaling | None) -> Frequencies:
     """`frequencies`, its errors in the name of `where`."""
-    width = _checks.count(where, "width", width)
+    width = _errors.count(caller, "width", width)
     if width % 2:
-        _checks.fail(ValueError, where, "width must be even", "Columns turn in pairs.", width=str(width))
+        _errors.fail(ValueError, caller, "width must be even", "Columns turn in pairs.", width=str(width))
     if not base > 1:
-        _checks.fail(ValueError, where, "base must be above 1", "Most models have 10_000.0.", base=str(base))
+        _errors.fail(ValueError, caller, "base must be above 1", "Most models have 10_000.0.", base=str(base))
     plain = Frequencies(float(base) ** (-np.arange(0, width, 2) / max(width, 1)), float(base))
     if scaling is None:
         return plain
@@ -67,8 +67,8 @@ def frequencies_of(where: str, width: int, base: float, scaling: Scaling | None)
     remedy = "Write a function Frequencies -> Frequencies, as in lambda f: f._replace(inv=f.inv / 2)."
     if not isinstance(scaled, Frequencies):
         got = {"scaling": f"returning {type(scaled).__name__}"}
-        _checks.fail(TypeError, where, "scaling must return Frequencies", remedy, **got)
+        _errors.fail(TypeError, caller, "scaling must return Frequencies", remedy, **got)
     if jnp.shape(scaled.inv) != plain.inv.shape:
-        got = {"inv": _checks.shape(scaled.inv)}
-        _checks.fail(ValueError, where, f"scaling must return {width // 2} frequencies", remedy, **got)
+        got = {"inv": _errors.shape(scaled.inv)}
+        _errors.fail(ValueError, caller, f"scaling must return {width // 2} frequencies", remedy, **got)
     return scaled

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, Int
 from jattn.positions._frequencies import Frequencies, Scaling
 
@@ -25,7 +25,7 @@ class _Scaling:
         return self.rule(f, **dict(self.options))
 
     def __repr__(self) -> str:
-        options = (f"{name}={_checks.shape(x) if hasattr(x, 'dtype') else repr(x)}" for name, x in self.options)
+        options = (f"{name}={_errors.shape(x) if hasattr(x, 'dtype') else repr(x)}" for name, x in self.options)
         return f"{self.rule.__name__.strip('_')}({', '.join(options)})"
 
 
@@ -257,7 +257,7 @@ def _longrope(
     for name, x in (("short", short), ("long", long)):
         if len(x) != pairs:
             remedy = "Give a divisor to each pair of columns that turns: half the width."
-            _checks.fail(ValueError, "longrope", f"{name} must hold {pairs} numbers", remedy, **{name: f"of {len(x)}"})
+            _errors.fail(ValueError, "longrope", f"{name} must hold {pairs} numbers", remedy, **{name: f"of {len(x)}"})
     if _traced(length):
         slower: Any = jnp.where(length > original, *(jnp.asarray(1 / np.array(x), jnp.float32) for x in (long, short)))
     else:

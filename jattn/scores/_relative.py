@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Array, Float
 from jattn._values import show, static, value
-from jattn.scores._kinds import Score
+from jattn.scores._pointwise import Score
 
 
 class _OfDistance(Score):
@@ -91,16 +91,16 @@ def relative_bias(table: Any, *, max_distance: int = 128, bidirectional: bool = 
       >>> print(f(jnp.zeros((1, 9)), jnp.array([[4]]), jnp.arange(9)[None]))
       [[3. 2. 2. 1. 0. 5. 6. 6. 7.]]
     """
-    where = "relative_bias"
-    table = _table(where, table)
-    far = _checks.count(where, "max_distance", max_distance)
+    caller = "relative_bias"
+    table = _table(caller, table)
+    far = _errors.count(caller, "max_distance", max_distance)
     sides = 2 if bidirectional else 1
     if table.shape[0] % sides or table.shape[0] < 2 * sides:
         least = "an even number of buckets, at least 4" if bidirectional else "at least 2 buckets"
-        _checks.fail(ValueError, where, f"table must have {least}", "T5 has 32.", table=table)
+        _errors.fail(ValueError, caller, f"table must have {least}", "T5 has 32.", table=table)
     if far <= table.shape[0] // sides // 2:
         must = "max_distance must be more than the distances that have a bucket of their own"
-        _checks.fail(ValueError, where, must, "T5 has 128 for 32 buckets.", table=table, max_distance=str(far))
+        _errors.fail(ValueError, caller, must, "T5 has 128 for 32 buckets.", table=table, max_distance=str(far))
     return RelativeBias(table, far, bool(bidirectional))
 
 
@@ -133,7 +133,7 @@ def distance_bias(table: Any) -> Score:
     table = _table("distance_bias", table)
     if table.shape[0] % 2 == 0:
         remedy = "Give one entry to each distance from −m to m, 0 among them."
-        _checks.fail(ValueError, "distance_bias", "table must have an odd number of entries", remedy, table=table)
+        _errors.fail(ValueError, "distance_bias", "table must have an odd number of entries", remedy, table=table)
     return DistanceBias(table)
 
 
@@ -197,8 +197,8 @@ def _toeplitz(diagonals: jax.Array, n: int) -> jax.Array:
     return jnp.broadcast_to(first, (n, L)).ravel()[: n * (L - 1)].reshape(n, L - 1)[:, : L - n]
 
 
-def _table(where: str, table: Any) -> jax.Array:
-    x = _checks.array(where, "table", table)
-    _checks.floating(where, table=x)
-    _checks.rank(where, 1, "[n]", "One table is one head: map over heads with jax.vmap.", table=x)
+def _table(caller: str, table: Any) -> jax.Array:
+    x = _errors.array(caller, "table", table)
+    _errors.floating(caller, table=x)
+    _errors.rank(caller, 1, "[n]", "One table is one head: map over heads with jax.vmap.", table=x)
     return x

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn import _asked, _checks
+from jattn import _errors
 from jattn._types import Score
-from jattn.masks import Mask, Spans
+from jattn.arguments import heads, options
+from jattn.masks import EMPTY, Mask, Spans
 
 Positions = jax.Array | None
 
@@ -18,7 +19,7 @@ Positions = jax.Array | None
 class Blocks:
     """The blocks of one device. q [B, Hkv, G, T, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], H = Hkv · G."""
 
-    where: str
+    caller: str
     q: jax.Array
     k: jax.Array
     v: jax.Array
@@ -38,14 +39,9 @@ class Blocks:
     def _replace(self, **new: Any) -> "Blocks":
         return dataclasses.replace(self, **new)
 
-    def rows(self, x: jax.Array) -> jax.Array:
-        """[B, Hkv, G, T, ...] as [B, T, H, ...]."""
-        x = jnp.moveaxis(x, 3, 1)
-        return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], *x.shape[4:])
-
 
 def blocks(
-    where: str,
+    caller: str,
     q: Any,
     k: Any,
     v: Any,
@@ -60,59 +56,53 @@ def blocks(
     q_whole: bool = False,
 ) -> Blocks:
     """The arguments of a scheme, checked."""
-    size = devices(where, axis_name)
-    q, k, v = (_checks.array(where, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    size = devices(caller, axis_name)
+    q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     axes = {"q": "[*B, T/P, H, D]", "k": "[*B, S/P, Hkv, D]", "v": "[*B, S/P, Hkv, Dv]"}
     for (name, spelled), x in zip(axes.items(), (q, k, v), strict=True):
         if x.ndim < 3 or x.ndim != q.ndim:
             remedy = "Pass the local blocks that jax.shard_map hands its function, all three with the same batch axes."
-            _checks.fail(ValueError, where, f"{name} must have the axes {spelled}", remedy, **{name: x})
-    _checks.floating(where, q=q, k=k, v=v)
+            _errors.fail(ValueError, caller, f"{name} must have the axes {spelled}", remedy, **{name: x})
+    _errors.floating(caller, q=q, k=k, v=v)
     *batch, T, H, D = q.shape
     *_, S, Hkv, _ = v.shape
     if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != D or list(k.shape[:-3]) != batch:
         remedy = "Give q and k the same *B and D, k and v the same *B, S and Hkv."
-        _checks.fail(ValueError, where, "q, k and v must fit each other", remedy, q=q, k=k, v=v)
-    _checks.width(where, "D", q=q, k=k)
-    if Hkv == 0 or H % Hkv:
-        remedy = "Each key/value head serves the same number of query heads."
-        _checks.fail(ValueError, where, "H must be a multiple of Hkv", remedy, q=q, k=k)
+        _errors.fail(ValueError, caller, "q, k and v must fit each other", remedy, q=q, k=k, v=v)
+    _errors.width(caller, "D", q=q, k=k)
+    heads.group_size(caller, H, Hkv, "H must be a multiple of Hkv", q=q, k=k)
     if T == 0 or S == 0:
         remedy = "Use fewer devices, or pad the sequence."
-        _checks.fail(ValueError, where, "each device must hold at least one query and one key", remedy, q=q, k=k)
+        _errors.fail(ValueError, caller, "each device must hold at least one query and one key", remedy, q=q, k=k)
     if mask is not None:
-        mask = of_shards(where, mask)
-        mask.fits(where, T, S, True)
+        mask = of_shards(caller, mask)
+        mask.validate(caller, T, S, True)
     if sink is not None:
-        sink = _checks.array(where, "sink", float(sink) if type(sink) is int else sink)
-        _checks.floating(where, sink=sink)
-        if sink.shape not in ((), (H,)):
-            remedy = f"Give one logit for all heads, or one a head: H is {H} here."
-            _checks.fail(ValueError, where, "sink must have the shape [] or [H]", remedy, sink=sink)
-        sink = sink if sink.ndim == 0 else sink.reshape(Hkv, H // Hkv)
+        sink = heads.sink_per_head(caller, sink, H)
+        sink = heads.split_heads(sink, Hkv) if sink.ndim else sink
     if scale is not None:
-        scale = _checks.scale(where, scale)
-    q_here, k_here, orders = _positions(where, axis_name, size, (q, k), mask, score, (q_pos, k_pos), q_whole)
+        scale = options.scale_array(caller, scale)
+    q_here, k_here, orders = _positions(caller, axis_name, size, (q, k), mask, score, (q_pos, k_pos), q_whole)
     flat = int(np.prod(batch, dtype=int))
-    grouped = jnp.moveaxis(q.reshape(flat, T, Hkv, H // Hkv, D), 1, 3)
+    grouped = heads.heads_before_rows(q.reshape(flat, T, H, D), Hkv)
     k, v = (jnp.moveaxis(x.reshape(flat, S, Hkv, x.shape[-1]), 1, 2) for x in (k, v))
     return Blocks(
-        where, grouped, k, v, mask, score, sink, scale, q_here, k_here, orders, tuple(batch), size
+        caller, grouped, k, v, mask, score, sink, scale, q_here, k_here, orders, tuple(batch), size
     )  # fmt: skip
 
 
-def devices(where: str, axis_name: Any) -> int:
+def devices(caller: str, axis_name: Any) -> int:
     """How many devices lie along an axis of the surrounding `jax.shard_map`."""
     try:
         return jax.lax.axis_size(axis_name)
     except (NameError, TypeError, KeyError):
         remedy = "Call it inside jax.shard_map over a mesh with this axis, or use jattn.sharding.attention, which does."
         must = "axis_name must be an axis of a surrounding jax.shard_map"
-        _checks.fail(ValueError, where, must, remedy, axis_name=repr(axis_name))
+        _errors.fail(ValueError, caller, must, remedy, axis_name=repr(axis_name))
 
 
 def _positions(
-    where: str,
+    caller: str,
     axis_name: Any,
     size: int,
     qk: tuple[jax.Array, jax.Array],
@@ -122,25 +112,25 @@ def _positions(
     q_whole: bool,
 ) -> tuple[Positions, Positions, Any]:
     """Where the rows here stand, and where those of all devices do, if that is known."""
-    seekers = _asked.seekers(where, mask, score, _checks.wide(*qk))
+    dependents = options.position_dependents(caller, mask, score, _errors.wide(*qk))
     missing = [f"{side}_positions" for side, x in zip("qk", given, strict=True) if x is None]
-    if not seekers:
+    if not dependents:
         return None, None, (None, None)
     if missing:
-        who = " and ".join(seekers) + (" looks" if len(seekers) == 1 else " look")
+        who = " and ".join(dependents) + (" looks" if len(dependents) == 1 else " look")
         must = f"{who} at positions, so the rows of both sides must have them"
         remedy = (
             "A block does not know where it stands: shard jax.numpy.arange(T) like q and pass the local piece, "
             "or pass the whole order as a NumPy array."
         )
-        _checks.fail(ValueError, where, must, remedy, no=" and no ".join(missing))
+        _errors.fail(ValueError, caller, must, remedy, no=" and no ".join(missing))
     here: list[Any] = []
     orders: list[Any] = []
     for side, x, block in zip("qk", given, qk, strict=True):
         name, n = f"{side}_positions", block.shape[-3]
         order = np.asarray(x) if isinstance(x, (np.ndarray, list, tuple)) else None
         if side == "q" and q_whole:  # the same rows on every device
-            q_here = _checks.positions(where, n, n, x, x, ())[0]
+            q_here = _errors.positions(caller, n, n, x, x, ())[0]
             here.append(q_here)
             orders.append(None)
             continue
@@ -148,18 +138,18 @@ def _positions(
             orders.append(order.astype(np.int32).reshape(size, n))
             here.append(jnp.asarray(orders[-1])[jax.lax.axis_index(axis_name)])
             continue
-        x = _checks.array(where, name, x)
-        _checks.kind(where, name, x, jnp.integer, "Positions count tokens: pass whole numbers.")
+        x = _errors.array(caller, name, x)
+        _errors.kind(caller, name, x, jnp.integer, "Positions count tokens: pass whole numbers.")
         if x.shape != (n,) or (order is not None and size > 1):
             rows = {"q": "T", "k": "S"}[side]
             must = f"{name} must be the local piece [{rows}/P], or the whole order [{rows}] as a NumPy array"
             remedy = f"{rows}/P is {n} and {rows} is {size * n} here; shard the positions as {side} is sharded."
-            _checks.fail(ValueError, where, must, remedy, **{name: x})
+            _errors.fail(ValueError, caller, must, remedy, **{name: x})
         moves = [axis_name in jax.typeof(a).manual_axis_type.varying for a in (block, x)]
         if moves == [True, False] and size > 1:
             must = f"{name} must be sharded like {side}"
             remedy = "The same positions on each device would place all shards at one spot: give them the same spec."
-            _checks.fail(ValueError, where, must, remedy, **{name: f"the same along {axis_name!r}"})
+            _errors.fail(ValueError, caller, must, remedy, **{name: f"the same along {axis_name!r}"})
         orders.append(None)
         here.append(x.astype(jnp.int32))
     return here[0], here[1], tuple(orders)
@@ -168,55 +158,54 @@ def _positions(
 # Masks.
 
 
-def of_shards(where: str, mask: Any) -> Mask:
+def of_shards(caller: str, mask: Any) -> Mask:
     """The mask with what it knows of rows told apart by side; refuses one that counts the rows of an array."""
-    if not isinstance(mask, Mask):
-        remedy = "Make one with jattn.masks; an array of booleans would have to be sharded along both its axes."
-        _checks.fail(TypeError, where, "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
+    remedy = "Make one with jattn.masks; an array of booleans would have to be sharded along both its axes."
+    mask = options.mask_value(caller, mask, remedy)
 
     def one(mask: Mask) -> Mask:
         if mask.counts_rows:
             must = "mask must not count the rows of an array, of which each device holds a piece"
             by = "by positions, as masks.causal and masks.window do, or by ids that are sharded like the rows"
-            _checks.fail(ValueError, where, must, f"Say it {by}.", mask=type(mask).__name__.lower())
-        return mask.by_side()
+            _errors.fail(ValueError, caller, must, f"Say it {by}.", mask=type(mask).__name__.lower())
+        return mask.split_qk()
 
-    return mask.of_parts(one)
+    return mask.map_leaves(one)
 
 
-def sides(mask: Mask | None) -> list[str]:
-    """Of each leaf of a mask, whose rows it has an entry for: q, k, or neither."""
-    return [] if mask is None else mask.sides()
+def leaf_axes(mask: Mask | None) -> list[str]:
+    """Of each leaf of a mask, whose rows it has an entry for (`Mask.leaf_axes`)."""
+    return [] if mask is None else mask.leaf_axes()
 
 
 def _of_whole(mask: Mask) -> Mask:
     """What is known of the mask over all shards: nothing, where it looks at rows."""
-    return mask.of_parts(lambda one: Mask() if any(one.sides()) else one)
+    return mask.map_leaves(lambda one: Mask() if any(one.leaf_axes()) else one)
 
 
-def verdicts(mask: Mask, orders: Any, least: int = 1) -> tuple[Any, Any, int, int]:
-    """(some, all) of each piece of each shard of queries against each of keys, and how many rows a piece has."""
+def block_states(mask: Mask, orders: Any, least: int = 1) -> tuple[Any, int, int]:
+    """The block state of each piece of each shard of queries against each of keys, and how many rows a piece has."""
     q, k = (pieces(o, least) for o in orders)
     spans = [Spans(*(*[np.expand_dims(a, 1 - i) for a in x[:4]], x[4])) for i, x in enumerate((q, k))]
-    may, must = _of_whole(mask).verdict(*spans)
-    if not any(isinstance(a, jax.Array) for a in (may, must)):
-        may, must = (np.broadcast_to(np.asarray(a), (spans[0].first.size, spans[1].first.size)) for a in (may, must))
-    return may, must, q[4], k[4]
+    states = _of_whole(mask).block_state(*spans)
+    if not isinstance(states, jax.Array):
+        states = np.broadcast_to(np.asarray(states), (spans[0].first.size, spans[1].first.size))
+    return states, q[4], k[4]
 
 
-def steps(mask: Mask | None, orders: Any, size: int) -> tuple[int, ...]:
-    """How far keys must travel: each distance at which some device meets a shard, 0 first, then ascending.
+def hop_distances(mask: Mask | None, orders: Any, size: int) -> tuple[int, ...]:
+    """How far keys must travel: each distance at which the mask allows some device a pair, 0 first, then ascending.
 
-    A distance is left out only where the mask says before tracing that no pair of shards meets at it.
+    A distance is left out only where the mask says before tracing that no pair of the shards is allowed at it.
     """
     every = tuple(range(size))
     if mask is None or any(o is None for o in orders):
         return every
-    may, *_ = verdicts(mask, orders)
-    if isinstance(may, jax.Array):
+    states, *_ = block_states(mask, orders)
+    if isinstance(states, jax.Array):
         return every
-    met = may.reshape(size, may.shape[0] // size, size, -1).any((1, 3))
-    return tuple(d for d in every if d == 0 or any(met[(j + d) % size, j] for j in every))
+    allowed = (states != EMPTY).reshape(size, states.shape[0] // size, size, -1).any((1, 3))
+    return tuple(d for d in every if d == 0 or any(allowed[(j + d) % size, j] for j in every))
 
 
 def pieces(order: np.ndarray, least: int = 1) -> Any:

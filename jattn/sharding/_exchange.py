@@ -1,28 +1,30 @@
-"""What the schemes share: heads dealt for rows, keys that go round, collecting, and the engine on what is here."""
+"""What the schemes share: the ring of keys, heads exchanged for rows, gathering, and the engine on local blocks."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks, door
-from jattn._walk import walk
-from jattn.sharding._blocks import Blocks, sides, steps
-from jattn.sharding._ring import EACH, Heads, Ring, Way
-from jattn.tiles import Operands
+from jattn import _errors
+from jattn.arguments.heads import merge_heads, rows_before_heads, split_heads, vmap_heads
+from jattn.engine.attend import attend, make_plan
+from jattn.engine.batching import batched_call
+from jattn.engine.plan import Operands
+from jattn.sharding._blocks import Blocks, hop_distances, leaf_axes
+from jattn.sharding._ring import EACH, MappedHead, Ring, RingSchedule
 
 
-def finished(b: Blocks, out: jax.Array, lse: jax.Array, return_lse: bool) -> Any:
+def unflatten_batch(b: Blocks, out: jax.Array, lse: jax.Array, return_lse: bool) -> Any:
+    """The result of a scheme, with the batch axes that its arguments had."""
     out, lse = (x.reshape(*b.batch, *x.shape[-n:]) for x, n in ((out, 3), (lse, 2)))
     return (out, lse) if return_lse else out
 
 
 def _operands(b: Blocks) -> tuple[Any, Operands]:
     """How one head is computed, and the operands of all of them."""
-    one = Operands(
-        b.q[0, 0, 0], b.k[0, 0], b.v[0, 0], None, None, b.scale, (), b.mask, b.q_positions, b.k_positions, None
-    )
-    plan, x = door.prepared(one, b.score, None)
+    one = Operands(b.q[0, 0, 0], b.k[0, 0], b.v[0, 0], scale=b.scale, mask=b.mask)
+    one = one._replace(q_positions=b.q_positions, k_positions=b.k_positions)
+    plan, x = make_plan(one, b.score, None)
     return plan, x._replace(q=b.q, k=b.k, v=b.v, sink=b.sink)
 
 
@@ -38,43 +40,39 @@ def _level(a: Any) -> bool:
     return type(a) is tuple and a[:1] in ((True,), (False,))
 
 
-def go_round(b: Blocks, axis_name: Any) -> tuple[jax.Array, jax.Array]:
-    """(out [B, T, H, Dv], lse [B, T, H]) of keys that go round."""
+def ring_attention(b: Blocks, axis_name: Any) -> tuple[jax.Array, jax.Array]:
+    """(out [B, T, H, Dv], lse [B, T, H]) of keys that go round a ring."""
     plan, x = _operands(b)
     leaves, tree = jax.tree.flatten(x)
     levels = tuple(jax.tree.leaves(_levels(b, x), is_leaf=_level))
     places = jax.tree.unflatten(tree, range(len(leaves)))
-    of_mask = [i for i, side in zip(jax.tree.leaves(places.mask), sides(b.mask), strict=True) if side == "k"]
+    of_mask = [i for i, axes in zip(jax.tree.leaves(places.mask), leaf_axes(b.mask), strict=True) if axes == "k"]
     travels = tuple(sorted([places.k, places.v, *of_mask, *([] if b.k_positions is None else [places.k_positions])]))
-    way = Way.past(axis_name, b.size, steps(b.mask, b.orders, b.size))
-    heads = Heads(plan, tree, levels, (b.q.shape[0], b.q.shape[1], b.q.shape[2]), travels, places.sink)
-    out, m, log_sum = walk(Ring(heads, way), *leaves)
-    return b.rows(out).astype(b.v.dtype), b.rows(m + log_sum)
+    schedule = RingSchedule.past(axis_name, b.size, hop_distances(b.mask, b.orders, b.size))
+    heads = MappedHead(plan, tree, levels, (b.q.shape[0], b.q.shape[1], b.q.shape[2]), travels, places.sink)
+    out, m, log_sum = batched_call(Ring(heads, schedule), *leaves)
+    return rows_before_heads(out).astype(b.v.dtype), rows_before_heads(m + log_sum)
 
 
-def attend_here(b: Blocks) -> tuple[jax.Array, jax.Array]:
-    """(out [B, Hkv, G, T, Dv], lse [B, Hkv, G, T]) of the keys that are here: the one-device engine, mapped."""
-    sink = b.sink
-    own = 0 if sink is not None and sink.ndim else None
+def attend_local(b: Blocks) -> tuple[jax.Array, jax.Array]:
+    """(out [B, Hkv, G, T, Dv], lse [B, Hkv, G, T]) over the keys of this device: the one-device engine, mapped."""
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, sink: Any) -> Any:
-        return door.attend(
+        return attend(
             q, k, v, mask=b.mask, score=b.score, scale=b.scale, sink=sink,
             q_positions=b.q_positions, k_positions=b.k_positions,
         )  # fmt: skip
 
-    f = head
-    for kv, s in ((None, own), (0, own), (0, None)):
-        f = jax.vmap(f, (0, kv, kv, s))
-    return f(b.q, b.k, b.v, sink)
+    own = 0 if b.sink is not None and b.sink.ndim else None
+    return vmap_heads(head, [None, own, own])(b.q, b.k, b.v, b.sink)
 
 
-def collected(x: jax.Array, axis_name: Any, axis: int) -> jax.Array:
+def all_gather(x: jax.Array, axis_name: Any, axis: int) -> jax.Array:
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
-def known(b: Blocks, axis_name: Any, along: Any = None, *, queries: bool = True) -> dict[str, Any]:
-    """Positions and mask of all keys, and of all queries, collected from the devices along an axis.
+def gather_metadata(b: Blocks, axis_name: Any, along: Any = None, *, queries: bool = True) -> dict[str, Any]:
+    """Positions and mask of all keys, and of all queries, gathered from the devices along an axis.
 
     `along` is the axis of the shards that these then form, if there are several. Nothing is sent of an order that was
     known before tracing.
@@ -83,13 +81,13 @@ def known(b: Blocks, axis_name: Any, along: Any = None, *, queries: bool = True)
     here = 0 if along is None else jax.lax.axis_index(along)
 
     def all_of(x: Any) -> Any:
-        return None if x is None else collected(x, axis_name, 0)
+        return None if x is None else all_gather(x, axis_name, 0)
 
     mask = b.mask
     if mask is not None:
         leaves, tree = jax.tree.flatten(mask)
         wanted = ("q", "k") if queries else ("k",)
-        leaves = [all_of(x) if side in wanted else x for x, side in zip(leaves, sides(mask), strict=True)]
+        leaves = [all_of(x) if axes in wanted else x for x, axes in zip(leaves, leaf_axes(mask), strict=True)]
         mask = jax.tree.unflatten(tree, leaves)
 
     def places(x: Any, order: Any) -> Any:
@@ -99,7 +97,7 @@ def known(b: Blocks, axis_name: Any, along: Any = None, *, queries: bool = True)
     return {"mask": mask, "q_positions": q_pos, "k_positions": places(b.k_positions, b.orders[1])}
 
 
-def deal(b: Blocks, axis_name: Any, along: Any = None) -> Blocks:
+def heads_to_sequence(b: Blocks, axis_name: Any, along: Any = None) -> Blocks:
     """The blocks after heads were exchanged for rows: all rows of the axis, 1/U of the heads.
 
     `along` is the axis of the larger shards of the sequence that these rows are, if there are several.
@@ -107,26 +105,26 @@ def deal(b: Blocks, axis_name: Any, along: Any = None) -> Blocks:
     U = jax.lax.axis_size(axis_name)
     _, Hkv, G, _, _ = b.q.shape
     if (Hkv * G) % U or (Hkv % U and U % Hkv):
-        must = "the heads must be dealt evenly: H a multiple of the devices, and Hkv one, or the devices one of Hkv"
+        must = "the heads must divide evenly: H a multiple of the devices, and Hkv one, or the devices one of Hkv"
         remedy = "Use ring or gather, which take any number of heads, or fewer devices along this axis."
         got = {"H": str(Hkv * G), "Hkv": str(Hkv), "devices": str(U)}
-        _checks.fail(ValueError, b.where, must, remedy, **got)
+        _errors.fail(ValueError, b.caller, must, remedy, **got)
     copies = max(1, U // Hkv)
     here = Hkv * copies // U  # key/value heads on each device
-    q = b.q.reshape(b.q.shape[0], Hkv * G, *b.q.shape[3:])
+    q = merge_heads(b.q, 1)
     swap = {"axis_name": axis_name, "split_axis": 1, "concat_axis": 2, "tiled": True}
     q = jax.lax.all_to_all(q, **swap)
     k, v = (jax.lax.all_to_all(jnp.repeat(x, copies, 1) if copies > 1 else x, **swap) for x in (b.k, b.v))
-    q = q.reshape(q.shape[0], here, Hkv * G // U // here, *q.shape[2:])
+    q = split_heads(q, here, 1)
     sink = b.sink
     if sink is not None and sink.ndim:
         mine = jax.lax.axis_index(axis_name)
         sink = jax.lax.dynamic_index_in_dim(sink.reshape(U, -1), mine, 0, keepdims=False).reshape(q.shape[1:3])
     orders = tuple(None if o is None else o.reshape(-1, U * o.shape[1]) for o in b.orders)
-    found = known(b, axis_name, along)
+    found = gather_metadata(b, axis_name, along)
     return b._replace(q=q, k=k, v=v, sink=sink, orders=orders, size=b.size // U, batch=(q.shape[0],), **found)
 
 
-def deal_back(x: jax.Array, axis_name: Any) -> jax.Array:
+def sequence_to_heads(x: jax.Array, axis_name: Any) -> jax.Array:
     """[B, T, H/U, ...] to [B, T/U, H, ...]."""
     return jax.lax.all_to_all(x, axis_name, split_axis=1, concat_axis=2, tiled=True)

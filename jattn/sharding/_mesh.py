@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jattn import _asked, _checks
+from jattn import _errors
 from jattn._types import Score
-from jattn.sharding._blocks import of_shards, sides
+from jattn.arguments import options as arguments
+from jattn.sharding._blocks import leaf_axes, of_shards
 from jattn.sharding._schemes import ring, tree, whole
 
 
@@ -63,13 +64,13 @@ def attention(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x, is_causal=True), atol=1e-6))
       True
     """
-    where = "attention"
-    q, k, v = (_checks.array(where, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    caller = "attention"
+    q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     entries = (*spec, *(None,) * (q.ndim - len(spec)))
     if q.ndim < 3 or len(spec) > q.ndim - 1:
         must = "spec must have at most the axes [*B, T, H]"
         remedy = "Name a mesh axis for each that is sharded, as in P('data', 'seq', 'heads')."
-        _checks.fail(ValueError, where, must, remedy, spec=str(spec), q=q)
+        _errors.fail(ValueError, caller, must, remedy, spec=str(spec), q=q)
     *batch, rows, heads, _ = entries
     names = rows if isinstance(rows, tuple) else () if rows is None else (rows,)
     scheme = scheme if names else whole
@@ -82,24 +83,24 @@ def attention(
                 f"Pad {more} by {-n % P} rows at positions that no other row meets, and drop these rows of the result."
             )
             must = f"{axis} must be a multiple of the devices along it"
-            _checks.fail(ValueError, where, must, remedy, **{side: x, "devices": str(P)})
+            _errors.fail(ValueError, caller, must, remedy, **{side: x, "devices": str(P)})
     q_spec = PartitionSpec(*batch, None if scheme is tree else rows, heads)
     kv_spec = PartitionSpec(*batch, rows, heads)
-    mask = None if mask is None else of_shards(where, mask)
-    seekers = _asked.seekers(where, mask, score, _checks.wide(q, k, v))
+    mask = None if mask is None else of_shards(caller, mask)
+    dependents = arguments.position_dependents(caller, mask, score, _errors.wide(q, k, v))
     T, S = q.shape[-3], k.shape[-3]
     given: dict[str, Any] = {}
     known: dict[str, Any] = {}
-    if seekers:
-        _checks.both_positions(where, T, S, q_positions, k_positions, seekers)
+    if dependents:
+        _errors.both_positions(caller, T, S, q_positions, k_positions, dependents)
         for name, x, n in (("q_positions", q_positions, T), ("k_positions", k_positions, S)):
             x = np.arange(n, dtype=np.int32) if x is None else x
             (known if isinstance(x, np.ndarray) else given)[name] = x
-    scale = None if scale is None else _checks.scale(where, scale)
+    scale = None if scale is None else arguments.scale_array(caller, scale)
     leaves, form = jax.tree.flatten(mask)
     q_rows = None if scheme is tree else rows
     of_side = {"q": PartitionSpec(q_rows), "k": PartitionSpec(rows), "": PartitionSpec()}
-    of_mask = [of_side[side] for side in sides(mask)]
+    of_mask = [of_side[axes] for axes in leaf_axes(mask)]
     of_sink = PartitionSpec(heads) if sink is not None and jnp.ndim(sink) else PartitionSpec()
     axis_name: Any = names[0] if len(names) == 1 else names
     options = {"score": score, "return_lse": return_lse, "axis_name": axis_name} | known
@@ -170,13 +171,13 @@ def _order(devices: int) -> np.ndarray:
     return np.stack([i, 2 * devices - 1 - i], 1).ravel()
 
 
-def _pieces(where: str, x: Any, devices: int, axis: int, order: np.ndarray) -> Any:
-    devices = _checks.count(where, "devices", devices, least=1)
+def _pieces(caller: str, x: Any, devices: int, axis: int, order: np.ndarray) -> Any:
+    devices = _errors.count(caller, "devices", devices, least=1)
     n = x.shape[axis]
     if n % (2 * devices):
         remedy = f"Pad the sequence by {-n % (2 * devices)} rows first."
         must = "the sequence must be a multiple of twice the devices"
-        _checks.fail(ValueError, where, must, remedy, x=x, devices=str(devices))
+        _errors.fail(ValueError, caller, must, remedy, x=x, devices=str(devices))
     axis %= x.ndim
     split = x.reshape(*x.shape[:axis], 2 * devices, n // (2 * devices), *x.shape[axis + 1 :])
     return split.take(order, axis=axis).reshape(x.shape)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn import _checks
-from jattn.masks import Mask
-from jattn.sharding._blocks import of_shards, sides, steps, verdicts
+from jattn import _errors
+from jattn.masks import FULL, Mask
+from jattn.sharding._blocks import block_states, hop_distances, leaf_axes, of_shards
 from jattn.sharding._mesh import zigzag
-from jattn.sharding._ring import Way
+from jattn.sharding._ring import RingSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def plan(
       devices: P.
       flops_per_second: F, of one device, as achieved: peak × efficiency.
       bandwidth: W, bytes per second over one link.
-      mask: who meets; work and balance follow its verdicts on pieces of shards (a piece that it cuts counts half).
+      mask: who meets; work and balance follow its block states on pieces of shards (a piece that it cuts counts half).
 
     Returns:
       Plan(costs, choice); `print` shows a table. The choice is the least seconds among what is possible.
@@ -108,20 +108,20 @@ def plan(
       'ring, zigzag'
     """
     sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
-    T, S, H, K, D, P = (_checks.count("plan", name, n, least=1) for name, n in sizes.items())
+    T, S, H, K, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
     for name, rate in (("flops_per_second", flops_per_second), ("bandwidth", bandwidth)):
         if not rate > 0:
             remedy = "Measure one step on one device, and one transfer between two."
-            _checks.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
+            _errors.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
     e = jnp.dtype(dtype).itemsize
     acc = max(4, e)
     kv, q = -(-S // P) * K * 2 * D * e, -(-T // P) * H * D * e
     lse = -(-T // P) * H * acc
     if mask is not None:
         mask = of_shards("plan", mask)
-        mask.fits("plan", T, S, True)
+        mask.validate("plan", T, S, True)
     rows = {"q": -(-T // P) * 4, "k": -(-S // P) * 4}
-    of_rows = [(id(x), side) for x, side in zip(jax.tree.leaves(mask), sides(mask), strict=True) if side]
+    of_rows = [(id(x), axes) for x, axes in zip(jax.tree.leaves(mask), leaf_axes(mask), strict=True) if axes]
     ids = {x: rows[side] for x, side in of_rows}  # what q and k share is collected once
     of_keys = sum(side == "k" for _, side in of_rows)
     whole = T % P == 0 and S % P == 0
@@ -140,8 +140,8 @@ def plan(
 
     def around(R: int, orders: Any, kv: int) -> tuple[tuple[int, int], int, int]:
         """Of a ring of R: permutes of the value, and with its gradient; bytes of the value, more of the gradient."""
-        way = Way.past(None, R, steps(mask, orders, R))
-        h, f = len(way.strides), len(list(itertools.takewhile(lambda run: run[1] == 1, way.runs)))
+        ring = RingSchedule.past(None, R, hop_distances(mask, orders, R))
+        h, f = len(ring.strides), len(list(itertools.takewhile(lambda run: run[1] == 1, ring.runs)))
         few = (mask is not None and mask.looks_at_positions) + of_keys
         keys, home = kv + few * rows["k"] * (P // R), h + (h > 0)
         counts = h * (2 + few), (2 * h - f) * (2 + few) + 2 * home
@@ -207,15 +207,15 @@ def _work(mask: Mask | None, orders: Any, P: int, *, synchronous: bool = True) -
     T, S = (float(o.size) for o in orders)
     if mask is None:
         return T * S, 1.0
-    may, must, q_rows, k_rows = verdicts(mask, orders, max(2, min(16, 2048 // P)))
-    share = np.where(np.asarray(must), 1.0, np.where(np.asarray(may), 0.5, 0.0))
-    met = share.reshape(P, share.shape[0] // P, P, -1).sum((1, 3)) * (q_rows * k_rows)
-    total = met.sum()
+    states, q_rows, k_rows = block_states(mask, orders, max(2, min(16, 2048 // P)))
+    share = np.asarray(states) / FULL
+    allowed = share.reshape(P, share.shape[0] // P, P, -1).sum((1, 3)) * (q_rows * k_rows)
+    total = allowed.sum()
     if total == 0:
         return 0.0, 1.0
     i = np.arange(P)
-    stops = met[i, (i - i[:, None]) % P]  # at stop d each device meets the shard d before its own
-    busiest = stops.max(1).sum() if synchronous else met.sum(1).max()
+    stops = allowed[i, (i - i[:, None]) % P]  # at stop d each device meets the shard d before its own
+    busiest = stops.max(1).sum() if synchronous else allowed.sum(1).max()
     return float(total), float(busiest * P / total)
 
 

@@ -1,9 +1,9 @@
-"""The ring: keys and values travel from device to device, queries stay, and each meeting adds a partial.
+"""The ring: keys and values travel from device to device, queries stay, and each stop adds a partial.
 
 The derivative is again a ring, given the final (out, m, log_sum), and so is its transpose:
 
     tangents     k_dot and v_dot travel with k and v; the tangents of out and lse are sums over the stops
-    cotangents   dk and dv travel with k and v, gathering a part at each stop, and go home from the last one
+    cotangents   dk and dv travel with k and v, gaining a part at each stop, and return home from the last one
 
 Each is linear, and each is the other's transpose; JAX derives every further order from these two. Nothing is kept of
 a stop but what travels on, so that the memory of a device does not grow with their number.
@@ -18,12 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, finite_or_zero
 from jattn._values import recomputed
-from jattn._walk import Mapped, Walkable, walk
-from jattn.blockwise import CHECKPOINT_NAMES, Fold
-from jattn.derivatives import Cotangents, Tangents
-from jattn.tiles import Plan
+from jattn.engine.backward import Backward
+from jattn.engine.batching import BatchedFunction, Linear, Vmapped, are_transposes, batched_call
+from jattn.engine.forward import CHECKPOINT_NAMES, Forward
+from jattn.engine.plan import Plan
+from jattn.engine.tangent import Tangent
+from jattn.partials import merge_finished
 
 Levels = tuple[bool, bool, bool]
 EACH: Levels = (True, True, True)
@@ -31,7 +32,7 @@ EACH: Levels = (True, True, True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class RingSchedule:
     """Where keys and values go: over which axis, and how many devices on before each stop but the first."""
 
     axis_name: Any
@@ -39,7 +40,7 @@ class Way:
     strides: tuple[int, ...]
 
     @classmethod
-    def past(cls, axis_name: Any, size: int, visited: tuple[int, ...]) -> "Way":
+    def past(cls, axis_name: Any, size: int, visited: tuple[int, ...]) -> "RingSchedule":
         """To each of these distances in turn, of which the first is 0."""
         return cls(axis_name, size, tuple(j - i for i, j in itertools.pairwise(visited)))
 
@@ -48,17 +49,17 @@ class Way:
         """The strides, and how many equal ones follow each other."""
         return [(stride, len(list(run))) for stride, run in itertools.groupby(self.strides)]
 
-    def on(self, xs: Any, stride: int) -> Any:
+    def shift(self, xs: Any, stride: int) -> Any:
         """What travels, `stride` devices further."""
         if stride % self.size == 0:
             return xs
         pairs = [(i, (i + stride) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis_name, pairs), xs)
 
-    def home(self, xs: Any) -> Any:
-        return self.on(xs, -sum(self.strides))
+    def return_home(self, xs: Any) -> Any:
+        return self.shift(xs, -sum(self.strides))
 
-    def around(self, hop: Callable[[Any, int], Any], carry: Any) -> Any:
+    def run(self, hop: Callable[[Any, int], Any], carry: Any) -> Any:
         """Folds `hop(carry, stride)` over the stops but the first; equal strides in a row are one loop."""
         for stride, n in self.runs:
             step = partial(lambda by, c, _: (hop(c, by), None), stride)
@@ -67,7 +68,7 @@ class Way:
 
 
 @dataclasses.dataclass(frozen=True)
-class Heads:
+class MappedHead:
     """One head's computation, and which of its leaves each example, key/value head and query head has of its own."""
 
     plan: Plan
@@ -79,29 +80,29 @@ class Heads:
     sink: int | None
     """The leaf that joins the denominator, at the first stop alone."""
 
-    def each(self, fun: Walkable, operands: Sequence[Levels], outputs: Sequence[Levels]) -> Walkable:
+    def each(self, fun: BatchedFunction, operands: Sequence[Levels], outputs: Sequence[Levels]) -> BatchedFunction:
         """`fun` of one head over all of them; an output that is one for several is summed over these."""
         for level in (2, 1, 0):
             mapped, summed = (m[level] for m in operands), (not m[level] for m in outputs)
-            fun = Mapped(fun, tuple(mapped), self.sizes[level], tuple(summed))
+            fun = Vmapped(fun, tuple(mapped), self.sizes[level], tuple(summed))
         return fun
 
-    def later(self, leaves: Sequence[Any]) -> list[Any]:
+    def without_sink(self, leaves: Sequence[Any]) -> list[Any]:
         """The leaves at a later stop."""
         return [jnp.full_like(x, -jnp.inf) if i == self.sink else x for i, x in enumerate(leaves)]
 
-    def taken(self, leaves: Sequence[Any]) -> list[Any]:
+    def travelling_leaves(self, leaves: Sequence[Any]) -> list[Any]:
         return [leaves[i] for i in self.travels]
 
-    def put(self, leaves: Sequence[Any], travelling: Sequence[Any]) -> list[Any]:
+    def insert_keys(self, leaves: Sequence[Any], travelling: Sequence[Any]) -> list[Any]:
         there = dict(zip(self.travels, travelling, strict=True))
         return [there.get(i, x) for i, x in enumerate(leaves)]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Around(Walkable):
-    heads: Heads
-    way: Way
+class _RingPass(BatchedFunction):
+    heads: MappedHead
+    ring: RingSchedule
 
     @property
     def collective(self) -> bool:
@@ -111,14 +112,14 @@ class _Around(Walkable):
     def platform(self) -> str:
         return self.heads.plan.platform
 
-    def for_platform(self, platform: str) -> Walkable:
+    def for_platform(self, platform: str) -> BatchedFunction:
         heads = dataclasses.replace(self.heads, plan=self.heads.plan.for_platform(platform))
         return dataclasses.replace(self, heads=heads)
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         return self.run(lambda hop: hop, *xs)
 
-    def smooth(self, *xs: jax.Array) -> list[jax.Array]:
+    def transposable(self, *xs: jax.Array) -> list[jax.Array]:
         return self.run(lambda hop: lambda carry, stride: recomputed(lambda: hop(carry, stride)), *xs)
 
     def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
@@ -126,136 +127,128 @@ class _Around(Walkable):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ring(_Around):
+class Ring(_RingPass):
     """The leaves of the operands → (out, m, log_sum), each [B, Hkv, G, T, ...]; m counts as a constant."""
 
     @property
-    def constant(self) -> frozenset[int]:
+    def constant_outputs(self) -> frozenset[int]:
         return frozenset({1})
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def checkpoint_names(self) -> tuple[str, ...]:
         return CHECKPOINT_NAMES
 
-    def tangent(self, over: tuple[int, ...]) -> Walkable:
-        return RingTangents(self.heads, self.way, over)
+    def tangent_function(self, argnums: tuple[int, ...]) -> BatchedFunction:
+        return RingTangent(self.heads, self.ring, argnums)
 
     def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         heads = self.heads
-        fold = heads.each(Fold(heads.plan, heads.tree), heads.levels, [EACH] * 3)
+        forward = heads.each(Forward(heads.plan, heads.tree), heads.levels, [EACH] * 3)
 
         def hop(carry: Any, stride: int) -> Any:
             total, travelling = carry
-            travelling = self.way.on(travelling, stride)
-            more = walk(fold, *heads.later(heads.put(xs, travelling)))
-            return joined(total, more), travelling
+            travelling = self.ring.shift(travelling, stride)
+            more = batched_call(forward, *heads.without_sink(heads.insert_keys(xs, travelling)))
+            return merge_finished(total, more), travelling
 
-        return self.way.around(kept(hop), (walk(fold, *xs), heads.taken(xs)))[0]
+        return self.ring.run(kept(hop), (batched_call(forward, *xs), heads.travelling_leaves(xs)))[0]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Linear(_Around):
-    """A pass that is linear in what follows the leaves and (out, m, log_sum)."""
+class _RingDerivative(_RingPass, Linear):
+    """A pass that is linear in what follows the leaves and the residuals (out, m, log_sum)."""
 
-    over: tuple[int, ...]
-    """The leaves that move."""
+    argnums: tuple[int, ...]
+    """The active leaves: those that are differentiated."""
 
     @property
-    def n(self) -> int:
+    def nonlinear_operands(self) -> int:
         return len(self.heads.levels) + 3
 
     @property
-    def moved(self) -> list[Levels]:
-        return [self.heads.levels[i] for i in self.over]
+    def active_levels(self) -> list[Levels]:
+        return [self.heads.levels[i] for i in self.argnums]
 
     @property
-    def saved(self) -> list[Levels]:
+    def nonlinear_levels(self) -> list[Levels]:
         return [*self.heads.levels, EACH, EACH, EACH]
 
+    @property
+    def with_keys(self) -> list[bool]:
+        """Of each active leaf, whether it travels with the keys."""
+        return [i in self.heads.travels for i in self.argnums]
+
     def split(self, xs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        return list(xs[: self.n - 3]), list(xs[self.n - 3 : self.n]), list(xs[self.n :])
+        """(leaves, residuals, what the pass is linear in)."""
+        n = self.nonlinear_operands
+        return list(xs[: n - 3]), list(xs[n - 3 : n]), list(xs[n:])
 
 
 @dataclasses.dataclass(frozen=True)
-class RingTangents(_Linear):
-    """..., tangents of the leaves that move → (out_dot, lse_dot)."""
+class RingTangent(_RingDerivative):
+    """..., tangents of the active leaves → (out_dot, lse_dot)."""
 
     @property
-    def linear(self) -> frozenset[int]:
-        return frozenset(range(self.n, self.n + len(self.over)))
-
-    def transposed(self, over: tuple[int, ...], *sizes: Any) -> Walkable:
-        whole = set(over) == self.linear
-        return RingCotangents(self.heads, self.way, self.over) if whole else super().transposed(over, *sizes)
+    def linear_operands(self) -> int:
+        return len(self.argnums)
 
     def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         heads = self.heads
-        leaves, saved, dots = self.split(xs)
-        tangents = heads.each(Tangents(heads.plan, heads.tree, self.over), [*self.saved, *self.moved], [EACH] * 2)
-        with_keys = [i in heads.travels for i in self.over]
+        leaves, residuals, dots = self.split(xs)
+        tangents = heads.each(
+            Tangent(heads.plan, heads.tree, self.argnums), [*self.nonlinear_levels, *self.active_levels], [EACH] * 2
+        )
 
         def hop(carry: Any, stride: int) -> Any:
             total, travelling = carry
-            travelling = self.way.on(travelling, stride)
-            keys, moving = travelling
-            there = iter(moving)
+            travelling = self.ring.shift(travelling, stride)
+            keys, key_dots = travelling
+            there = iter(key_dots)
             here = [
                 next(there) if w else jnp.zeros_like(d) if i == heads.sink else d
-                for i, d, w in zip(self.over, dots, with_keys, strict=True)
+                for i, d, w in zip(self.argnums, dots, self.with_keys, strict=True)
             ]
-            more = walk(tangents, *heads.later(heads.put(leaves, keys)), *saved, *here)
+            more = batched_call(tangents, *heads.without_sink(heads.insert_keys(leaves, keys)), *residuals, *here)
             return [a + b for a, b in zip(total, more, strict=True)], travelling
 
-        start = walk(tangents, *leaves, *saved, *dots)
-        moving = [d for d, w in zip(dots, with_keys, strict=True) if w]
-        return self.way.around(kept(hop), (start, (heads.taken(leaves), moving)))[0]
+        start = batched_call(tangents, *leaves, *residuals, *dots)
+        key_dots = [d for d, w in zip(dots, self.with_keys, strict=True) if w]
+        return self.ring.run(kept(hop), (start, (heads.travelling_leaves(leaves), key_dots)))[0]
 
 
 @dataclasses.dataclass(frozen=True)
-class RingCotangents(_Linear):
-    """..., cotangents of out and of lse → cotangents of the leaves that move."""
+class RingBackward(_RingDerivative):
+    """..., cotangents of out and of lse → cotangents of the active leaves."""
 
     @property
-    def linear(self) -> frozenset[int]:
-        return frozenset({self.n, self.n + 1})
-
-    def transposed(self, over: tuple[int, ...], *sizes: Any) -> Walkable:
-        whole = set(over) == self.linear
-        return RingTangents(self.heads, self.way, self.over) if whole else super().transposed(over, *sizes)
+    def linear_operands(self) -> int:
+        return 2
 
     def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         heads = self.heads
-        leaves, saved, cts = self.split(xs)
-        pull = heads.each(Cotangents(heads.plan, heads.tree, self.over), [*self.saved, EACH, EACH], self.moved)
-        with_keys = [i in heads.travels for i in self.over]
+        leaves, residuals, cts = self.split(xs)
+        pullback = heads.each(
+            Backward(heads.plan, heads.tree, self.argnums), [*self.nonlinear_levels, EACH, EACH], self.active_levels
+        )
 
         def at(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             # In the dtype of the arithmetic: what is summed over the stops is rounded once, at the end.
-            wide = [x.astype(heads.plan.dtype) if i in self.over else x for i, x in enumerate(leaves)]
-            parts = walk(pull, *wide, *saved, *cts)
-            sides = ([p for p, w in zip(parts, with_keys, strict=True) if w is keys] for keys in (True, False))
-            return tuple(sides)  # type: ignore[return-value]
+            wide = [x.astype(heads.plan.dtype) if i in self.argnums else x for i, x in enumerate(leaves)]
+            parts = batched_call(pullback, *wide, *residuals, *cts)
+            both = ([p for p, w in zip(parts, self.with_keys, strict=True) if w is keys] for keys in (True, False))
+            return tuple(both)  # type: ignore[return-value]
 
         def hop(carry: Any, stride: int) -> Any:
             resting, travelling = carry
-            keys, gathered = self.way.on(travelling, stride)
-            parts, rest = at(heads.later(heads.put(leaves, keys)))
-            return jax.tree.map(jnp.add, resting, rest), (keys, jax.tree.map(jnp.add, gathered, parts))
+            keys, key_cts = self.ring.shift(travelling, stride)
+            parts, rest = at(heads.without_sink(heads.insert_keys(leaves, keys)))
+            return jax.tree.map(jnp.add, resting, rest), (keys, jax.tree.map(jnp.add, key_cts, parts))
 
         parts, rest = at(leaves)
-        resting, (_, gathered) = self.way.around(kept(hop), (rest, (heads.taken(leaves), parts)))
-        of_keys, of_rest = iter(self.way.home(gathered)), iter(resting)
-        found = [next(of_keys) if w else next(of_rest) for w in with_keys]
-        return [x.astype(leaves[i].dtype) for x, i in zip(found, self.over, strict=True)]
+        resting, (_, key_cts) = self.ring.run(kept(hop), (rest, (heads.travelling_leaves(leaves), parts)))
+        of_keys, of_rest = iter(self.ring.return_home(key_cts)), iter(resting)
+        found = [next(of_keys) if w else next(of_rest) for w in self.with_keys]
+        return [x.astype(leaves[i].dtype) for x, i in zip(found, self.argnums, strict=True)]
 
 
-def joined(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
-    """Two partials (out, m, log_sum) as one, lse = m + log_sum: the monoid of `partials`, with m kept apart."""
-    (out_a, m_a, log_a), (out_b, m_b, log_b) = a, b
-    m = jnp.maximum(m_a, m_b)
-    top = finite_or_zero(m)
-    w_a, w_b = jnp.exp(below(m_a, top) + log_a), jnp.exp(below(m_b, top) + log_b)
-    total = w_a + w_b
-    total = jnp.where(total == 0, 1, total)
-    out = (w_a / total)[..., None] * out_a + (w_b / total)[..., None] * out_b
-    return [out, m, jnp.log(total)]
+are_transposes(RingTangent, RingBackward)

@@ -5,11 +5,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn import _checks
+from jattn import _errors
 from jattn._types import Score
+from jattn.arguments.heads import rows_before_heads
 from jattn.masks import Mask
+from jattn.partials import merge_devices
 from jattn.sharding._blocks import blocks, devices
-from jattn.sharding._exchange import attend_here, collected, deal, deal_back, finished, go_round, known
+from jattn.sharding._exchange import (
+    all_gather,
+    attend_local,
+    gather_metadata,
+    heads_to_sequence,
+    ring_attention,
+    sequence_to_heads,
+    unflatten_batch,
+)
 
 
 def ring(
@@ -72,7 +82,7 @@ def ring(
       True
     """
     b = blocks("ring", q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
-    return finished(b, *go_round(b, axis_name), return_lse)
+    return unflatten_batch(b, *ring_attention(b, axis_name), return_lse)
 
 
 def all_to_all(
@@ -118,9 +128,9 @@ def all_to_all(
       True
     """
     b = blocks("all_to_all", q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
-    dealt = deal(b, axis_name)
-    out, lse = (deal_back(dealt.rows(x), axis_name) for x in attend_here(dealt))
-    return finished(b, out, lse, return_lse)
+    dealt = heads_to_sequence(b, axis_name)
+    out, lse = (sequence_to_heads(rows_before_heads(x), axis_name) for x in attend_local(dealt))
+    return unflatten_batch(b, out, lse, return_lse)
 
 
 def gather(
@@ -166,10 +176,10 @@ def gather(
       True
     """
     b = blocks("gather", q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
-    k, v = (collected(x, axis_name, 2) for x in (b.k, b.v))
-    here = b._replace(k=k, v=v, **known(b, axis_name, queries=False))
-    out, lse = attend_here(here)
-    return finished(b, b.rows(out), b.rows(lse), return_lse)
+    k, v = (all_gather(x, axis_name, 2) for x in (b.k, b.v))
+    here = b._replace(k=k, v=v, **gather_metadata(b, axis_name, queries=False))
+    out, lse = attend_local(here)
+    return unflatten_batch(b, rows_before_heads(out), rows_before_heads(lse), return_lse)
 
 
 def tree(
@@ -218,26 +228,19 @@ def tree(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(x[0, :, :1], x[1], x[2]), atol=1e-6))
       True
     """
-    where = "tree"
-    devices(where, axis_name)
-    if axis_name in jax.typeof(_checks.array(where, "q", q)).manual_axis_type.varying:
+    caller = "tree"
+    devices(caller, axis_name)
+    if axis_name in jax.typeof(_errors.array(caller, "q", q)).manual_axis_type.varying:
         remedy = "Leave the axis out of its spec; for queries that are sharded like the keys use ring."
         got = {"q": f"varying along {axis_name!r}"}
-        _checks.fail(ValueError, where, "q must be the same on every device of the axis", remedy, **got)
-    b = blocks(where, q, k, v, axis_name, mask, score, None, scale, q_positions, k_positions, q_whole=True)
-    own, lse = attend_here(b)
-    sinks = None if sink is None else blocks(where, q, k, v, axis_name, None, None, sink, None, None, None).sink
+        _errors.fail(ValueError, caller, "q must be the same on every device of the axis", remedy, **got)
+    b = blocks(caller, q, k, v, axis_name, mask, score, None, scale, q_positions, k_positions, q_whole=True)
+    own, lse = attend_local(b)
+    sinks = None if sink is None else blocks(caller, q, k, v, axis_name, None, None, sink, None, None, None).sink
     lowest = jnp.float32(-jnp.inf) if sinks is None else sinks[None, ..., None] if sinks.ndim else sinks
     lowest = jnp.broadcast_to(lowest, lse.shape).astype(lse.dtype)
-    top = jnp.maximum(jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name), jax.lax.stop_gradient(lowest))
-    top = jnp.where(top == -jnp.inf, 0, top)
-    w = jnp.exp(lse - top)
-    out, total = jax.lax.psum((w[..., None] * own.astype(lse.dtype), w), axis_name)
-    total = total + jnp.exp(lowest - top)
-    met = total > 0
-    total = jnp.where(met, total, 1)
-    out = (out / total[..., None]).astype(own.dtype)
-    return finished(b, b.rows(out), b.rows(jnp.where(met, top + jnp.log(total), -jnp.inf)), return_lse)
+    out, lse = merge_devices(own.astype(lse.dtype), lse, axis_name, lowest)
+    return unflatten_batch(b, rows_before_heads(out.astype(own.dtype)), rows_before_heads(lse), return_lse)
 
 
 def ring_all_to_all(
@@ -284,20 +287,20 @@ def ring_all_to_all(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x), atol=1e-6))
       True
     """
-    where = "ring_all_to_all"
+    caller = "ring_all_to_all"
     if not isinstance(axis_name, tuple) or len(axis_name) != 2:
         remedy = "Name the axis of the ring and the axis of the heads, in this order."
-        _checks.fail(TypeError, where, "axis_name must be a pair of mesh axes", remedy, axis_name=repr(axis_name))
-    b = blocks(where, q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
+        _errors.fail(TypeError, caller, "axis_name must be a pair of mesh axes", remedy, axis_name=repr(axis_name))
+    b = blocks(caller, q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
     along, across = axis_name
-    dealt = deal(b, across, along)
-    out, lse = (deal_back(x, across) for x in go_round(dealt, along))
-    return finished(b, out, lse, return_lse)
+    dealt = heads_to_sequence(b, across, along)
+    out, lse = (sequence_to_heads(x, across) for x in ring_attention(dealt, along))
+    return unflatten_batch(b, out, lse, return_lse)
 
 
 def whole(q: Any, k: Any, v: Any, *, axis_name: tuple[()], return_lse: bool, **options: Any) -> Any:
     """A sequence that every device holds whole: no scheme at all."""
     given = (options.get(name) for name in ("mask", "score", "sink", "scale", "q_positions", "k_positions"))
     b = blocks("attention", q, k, v, axis_name, *given)
-    out, lse = attend_here(b)
-    return finished(b, b.rows(out), b.rows(lse), return_lse)
+    out, lse = attend_local(b)
+    return unflatten_batch(b, rows_before_heads(out), rows_before_heads(lse), return_lse)

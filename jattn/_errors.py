@@ -1,0 +1,157 @@
+"""Ground: every error about a shape or a dtype is raised here, in one form.
+
+    <function>: <what must hold>, got <name> <shape> and <name> <shape>. <what to do>
+
+ValueError speaks of shapes and values, TypeError of dtypes and kinds, NotImplementedError of what
+is planned. No message prints the contents of an array.
+"""
+
+import inspect
+import operator
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+
+def shape(x: Any) -> str:
+    """A shape as it is spelled in every message: `[13, 5]`."""
+    return "[" + ", ".join(str(n) for n in jnp.shape(x)) + "]"
+
+
+def wide(*arrays: jax.Array) -> Any:
+    """The dtype of arithmetic on these: float64 if one of them is, else float32. No promotion rule is asked."""
+    return jnp.dtype(jnp.float64 if any(x.dtype.itemsize > 4 for x in arrays) else jnp.float32)
+
+
+def fail(error: type[Exception], caller: str, must: str, remedy: str, **got: Any) -> NoReturn:
+    """Raises `error` with `<where>: <must>, got <name> <shape>, .... <remedy>`; a string is quoted as it is."""
+    seen = " and ".join(f"{name} {x if isinstance(x, str) else shape(x)}" for name, x in got.items())
+    raise error(f"{caller}: {must}, got {seen}. {remedy}")
+
+
+def array(caller: str, name: str, x: Any) -> jax.Array:
+    """`x` as a jax array, or a TypeError that names it. A Python number is moved explicitly, as transfer guards ask."""
+    if isinstance(x, jax.Array):  # of a traced one jnp.asarray makes a copy, whose masked NaN jax.debug_nans would find
+        return x
+    try:
+        return jax.device_put(x) if isinstance(x, bool | int | float) else jnp.asarray(x)
+    except (TypeError, ValueError):
+        got = {name: f"of type {type(x).__name__}"}
+        fail(TypeError, caller, f"{name} must be an array of numbers in one shape", "Pass a jax or NumPy array.", **got)
+
+
+def kind(caller: str, name: str, x: jax.Array, wanted: Any, remedy: str) -> None:
+    """Refuses an array whose dtype is not of the kind `wanted` (`jnp.floating`, `jnp.integer`, `jnp.bool_`)."""
+    if not jnp.issubdtype(x.dtype, wanted):
+        what = {jnp.floating: "floating point", jnp.integer: "integer", jnp.bool_: "boolean"}[wanted]
+        fail(TypeError, caller, f"{name} must be {what}", remedy, **{name: f"{x.dtype}{shape(x)}"})
+
+
+def floating(caller: str, **arrays: jax.Array) -> None:
+    """Refuses integer, boolean and complex arrays, each by its name."""
+    for name, x in arrays.items():
+        kind(caller, name, x, jnp.floating, f"Convert it first: {name}.astype(jax.numpy.float32).")
+
+
+def rank(caller: str, n: int, axes: str, remedy: str, **arrays: jax.Array) -> None:
+    """Refuses an array that has not exactly the `n` axes that `axes` spells."""
+    for name, x in arrays.items():
+        if x.ndim != n:
+            fail(ValueError, caller, f"{name} must have the axes {axes}", remedy, **{name: x})
+
+
+def broadcastable(caller: str, name: str, x: jax.Array, to: tuple[int, ...], axes: str) -> None:
+    """Refuses an array that does not broadcast to exactly the shape `to`."""
+    try:
+        fits = jnp.broadcast_shapes(x.shape, to) == to
+    except ValueError:
+        fits = False
+    if not fits:
+        target = "[" + ", ".join(map(str, to)) + "]"
+        remedy = f"Give each axis its full length or 1: {axes} is {target} here."
+        fail(ValueError, caller, f"{name} must broadcast to {axes}", remedy, **{name: x})
+
+
+def scalar(caller: str, name: str, x: Any, remedy: str) -> jax.Array:
+    """A real scalar, possibly traced; a Python int will do."""
+    x = array(caller, name, float(x) if type(x) is int else x)
+    if x.ndim or not jnp.issubdtype(x.dtype, jnp.floating):
+        fail(TypeError, caller, f"{name} must be a real scalar", remedy, **{name: f"{x.dtype}{shape(x)}"})
+    return x
+
+
+def width(caller: str, axis: str, **arrays: jax.Array) -> None:
+    """Refuses q and k without a column, whose scale 1/√D would be infinite, and a width that is a symbol."""
+    D = next(iter(arrays.values())).shape[-1]
+    if not isinstance(D, int):
+        fail(ValueError, caller, f"{axis} must be a number", "Export symbolic batches, heads and lengths.", **arrays)
+    if D == 0:
+        fail(ValueError, caller, f"{axis} must be at least 1", "Give q and k at least one column.", **arrays)
+
+
+def count(caller: str, name: str, x: Any, *, least: int = 0) -> int:
+    """A static whole number of at least `least`."""
+    remedy = f"Pass a Python int of at least {least}."
+    try:
+        n = operator.index(x)
+    except TypeError:
+        fail(TypeError, caller, f"{name} must be a whole number", remedy, **{name: f"of type {type(x).__name__}"})
+    if isinstance(x, bool):
+        fail(TypeError, caller, f"{name} must be a whole number", remedy, **{name: "of type bool"})
+    if n < least:
+        fail(ValueError, caller, f"{name} must be at least {least}", remedy, **{name: str(n)})
+    return n
+
+
+def positions(
+    caller: str, T: int, S: int, q_positions: Any, k_positions: Any, dependents: tuple[str, ...]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Where each row of q and of k stands in the sequence, in tokens, or None: each at its row number."""
+    both_positions(caller, T, S, q_positions, k_positions, dependents)
+    return _positions(caller, "q", T, q_positions), _positions(caller, "k", S, k_positions)
+
+
+def both_positions(
+    caller: str, T: int, S: int, q_positions: Any, k_positions: Any, dependents: tuple[str, ...]
+) -> None:
+    """Refuses positions that are missing where they matter.
+
+    `dependents` names the arguments that compare the positions of q and k. With T ≠ S, or with only one side
+    given, nothing tells them how the rows of the two align.
+    """
+    missing = [name for name, x in (("q_positions", q_positions), ("k_positions", k_positions)) if x is None]
+    if dependents and missing and (T != S or len(missing) == 1):
+        who = " and ".join(dependents) + (" looks" if len(dependents) == 1 else " look")
+        remedy = (
+            "Give both: q_positions=jax.numpy.arange(T) + (S - T) aligns the last rows, as in decoding, "
+            "q_positions=jax.numpy.arange(T) the first; with k_positions=jax.numpy.arange(S)."
+        )
+        must = f"{who} at positions, so both sides must have them where T ≠ S or one side has"
+        fail(ValueError, caller, must, remedy, T=str(T), S=str(S), no=" and no ".join(missing))
+
+
+def _positions(caller: str, side: str, length: int, given: Any) -> jax.Array | None:
+    if given is None:
+        return None
+    name, axis = f"{side}_positions", {"q": "T", "k": "S"}[side]
+    x = array(caller, name, given)
+    kind(caller, name, x, jnp.integer, "Positions count tokens: pass whole numbers.")
+    if x.shape != (length,):
+        remedy = f"Give one position to each row of {side}: {axis} is {length} here."
+        fail(ValueError, caller, f"{name} must have the shape [{axis}]", remedy, **{name: x})
+    return x.astype(jnp.int32)  # signed: unsigned positions would wrap where two are subtracted
+
+
+def takes(caller: str, name: str, f: Any, n: int, remedy: str) -> None:
+    """Refuses what is not a function of n scalars."""
+    if not callable(f):
+        fail(TypeError, caller, f"{name} must be a function", remedy, **{name: f"of type {type(f).__name__}"})
+    try:
+        inspect.signature(f).bind(*range(n))
+    except ValueError:  # some that are written in C do not say what they take
+        return
+    except TypeError:
+        got = f"with the arguments {inspect.signature(f)}"
+        words = {2: "two", 3: "three", 4: "four"}
+        fail(TypeError, caller, f"{name} must take {words[n]} scalars", remedy, **{name: got})

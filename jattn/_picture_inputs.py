@@ -1,0 +1,171 @@
+"""What a picture is given: numbers, names, the record of a run. Read here for all three media, refused in one voice."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jattn import _errors
+
+_ORDER = ("loss", "p", "p_r", "cosines", "margin", "norm")  # of the panels of a run; any others follow
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """F frames of one query among S keys of width D, each from the same moment of a descent."""
+
+    steps: np.ndarray  # [F], the number of the step, increasing
+    q: np.ndarray  # [F, D]
+    k: np.ndarray  # [F, S, D]
+    weights: np.ndarray  # [F, S]
+    series: dict[str, dict[str, np.ndarray]]  # panel → name → [F], whatever else was recorded
+
+
+def numbers(
+    caller: str, name: str, x: Any, shape: tuple[int | None, ...], axes: str, *, finite: bool = True
+) -> np.ndarray:
+    """`x` as float64 of the shape asked for (None: any length), finite throughout where that matters."""
+    try:
+        x = np.asarray(x, dtype=np.float64)
+    except (TypeError, ValueError):
+        got = {name: f"of type {type(x).__name__}"}
+        _errors.fail(
+            TypeError, caller, f"{name} must be an array of numbers {axes}", "Pass one shape throughout.", **got
+        )
+    if x.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, x.shape, strict=True)):
+        want = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
+        remedy = f"Here that is {want}: draw one head and two dimensions at a time."
+        _errors.fail(ValueError, caller, f"{name} must have the shape {axes}", remedy, **{name: x})
+    if finite and not np.isfinite(x).all():
+        _errors.fail(ValueError, caller, f"{name} must be finite", "Leave out what is not a number.", **{name: x})
+    return x
+
+
+def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> list[str]:
+    """The names as strings, one for each index of an axis."""
+    if isinstance(given, str) or len(given) != n:
+        got = {name: repr(given) if isinstance(given, str) else f"of length {len(given)}"}
+        _errors.fail(ValueError, caller, f"{name} must hold {axis} = {n} names", "Give a list of them.", **got)
+    return [str(x) for x in given]
+
+
+def four(caller: str, weights: Any) -> np.ndarray:
+    """Weights of many heads as [L, H, T, S]; [H, T, S] is one layer, [T, S] one head of one layer."""
+    n = np.ndim(weights) if not isinstance(weights, (list, tuple)) else np.ndim(np.asarray(weights, dtype=object))
+    x = np.asarray(weights)
+    if n not in (2, 3, 4) or x.dtype.kind not in "fiubV":
+        must = "weights must have the axes [T, S], [H, T, S] or [L, H, T, S]"
+        _errors.fail(ValueError, caller, must, "Take the batch apart first.", weights=x)
+    return x.astype(np.float64).reshape((1,) * (4 - n) + x.shape)
+
+
+def entropy(weights: np.ndarray) -> np.ndarray:
+    """−Σ w ln w over the last axis, in nats; 0 ln 0 is 0."""
+    return np.asarray(0.0 - np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1))  # 0.0 −: no −0
+
+
+def fields(x: Any) -> dict[str, Any] | None:
+    """What a mapping, a dataclass, a named tuple or a plain object holds, by name; None for an array or a number."""
+    if isinstance(x, Mapping):
+        return {str(name): y for name, y in x.items()}
+    if dataclasses.is_dataclass(x):
+        return {f.name: getattr(x, f.name) for f in dataclasses.fields(x)}
+    if hasattr(x, "_asdict"):
+        return dict(x._asdict())
+    if hasattr(x, "__array__") or not hasattr(x, "__dict__"):
+        return None
+    return dict(vars(x))
+
+
+def run(caller: str, given: Any, *, name: str = "run") -> Run:
+    """The frames of a run, from a mapping or from any object with such attributes.
+
+    It must hold q [F, D], k [F, S, D] (or [S, D], where the keys are frozen) and weights [F, S]; `steps` [F] numbers
+    the frames 0, 1, … if it is not there. Any other field of shape [F] is a series; a field that itself has fields
+    of shape [F], and all those that begin with `cos`, share a panel. Fields of other shapes are let pass.
+    """
+    held = fields(given)
+    if held is None or not {"q", "k", "weights"} <= held.keys():
+        got = {name: "of type " + type(given).__name__ + ("" if held is None else f" with {', '.join(held)}")}
+        must = f"{name} must hold q, k and weights"
+        remedy = "Pass a mapping, or an object with these attributes."
+        _errors.fail(TypeError, caller, must, remedy, **got)
+    q = numbers(caller, f"{name}.q", held["q"], (None, None), "[F, D]", finite=False)
+    F, D = q.shape
+    if not F:
+        _errors.fail(
+            ValueError, caller, f"{name} must have at least one frame", "Record the start.", **{f"{name}.q": q}
+        )
+    frozen = np.ndim(held["k"]) == 2
+    shape, axes = ((None, D), "[S, D]") if frozen else ((F, None, D), "[F, S, D]")
+    k = numbers(caller, f"{name}.k", held["k"], shape, axes, finite=False)
+    k = np.broadcast_to(k, (F, *k.shape[-2:]))
+    weights = numbers(caller, f"{name}.weights", held["weights"], (F, k.shape[1]), "[F, S]", finite=False)
+    steps = held.get("steps", np.arange(F))
+    steps = numbers(caller, f"{name}.steps", steps, (F,), "[F]")
+    if (np.diff(steps) <= 0).any():
+        got = {f"{name}.steps": "in another order"}
+        _errors.fail(ValueError, caller, f"{name}.steps must increase", "Sort the frames by step.", **got)
+    return Run(steps, q, k, weights, _series(held, F))
+
+
+def _series(held: dict[str, Any], F: int) -> dict[str, dict[str, np.ndarray]]:
+    panels: dict[str, dict[str, np.ndarray]] = {}
+    for name, x in held.items():
+        if name in ("q", "k", "weights", "steps"):
+            continue
+        inner = fields(x)
+        for label, y in ({name: x} if inner is None else inner).items():
+            try:
+                y = np.asarray(y, dtype=np.float64)
+            except (TypeError, ValueError):
+                continue
+            if y.shape == (F,):
+                panel = "cosines" if name.startswith("cos") else name
+                panels.setdefault(panel, {})[label] = y
+    first = [name for name in _ORDER if name in panels]
+    return {name: panels[name] for name in [*first, *sorted(panels.keys() - set(first))]}
+
+
+def pairs(caller: str, name: str, given: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Quantity → (predicted [F], measured [F]); a prediction that is one number holds for every frame."""
+    held = fields(given)
+    if not held:
+        got = {name: f"of type {type(given).__name__}" if held is None else "empty"}
+        must = f"{name} must map each quantity to (predicted, measured)"
+        _errors.fail(TypeError, caller, must, "Pass a mapping.", **got)
+    made = {}
+    for label, both in held.items():
+        place = f"{name}[{label!r}]"
+        if not hasattr(both, "__len__") or len(both) != 2:
+            got = {place: f"of type {type(both).__name__}"}
+            _errors.fail(
+                TypeError, caller, f"{place} must be (predicted, measured)", "Give both, in this order.", **got
+            )
+        measured = np.atleast_1d(np.asarray(both[1], dtype=np.float64))
+        measured = numbers(caller, f"{place}[1]", measured, (None,), "[F]", finite=False)
+        predicted = np.asarray(both[0], dtype=np.float64)
+        predicted = np.broadcast_to(predicted, measured.shape) if predicted.ndim == 0 else predicted
+        made[label] = (
+            numbers(caller, f"{place}[0]", predicted, measured.shape, "[F]", finite=False),
+            measured,
+        )
+    return made
+
+
+def hull(points: np.ndarray) -> np.ndarray:
+    """The corners of the convex hull of points in the plane, [m, 2], counterclockwise (Andrew's monotone chain)."""
+    ordered = np.unique(points, axis=0)
+    if len(ordered) < 3:
+        return ordered
+
+    def half(chain: np.ndarray) -> list[np.ndarray]:
+        made: list[np.ndarray] = []
+        for p in chain:
+            while len(made) > 1 and np.linalg.det(np.stack([made[-1] - made[-2], p - made[-2]])) <= 0:
+                made.pop()
+            made.append(p)
+        return made[:-1]
+
+    return np.array(half(ordered) + half(ordered[::-1]))

@@ -1,0 +1,173 @@
+"""The options of one head, validated: what each error names is the caller's own argument."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn import _errors, masks, scores
+from jattn._types import Score
+from jattn.masks import Mask
+
+
+def qkv(caller: str, q: Any, k: Any, v: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """q [T, D], k [S, D], v [S, Dv], floating point, D ≥ 1."""
+    q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    more = "This function is one head without a batch: map it with jax.vmap, or call dot_product_attention."
+    _errors.rank(caller, 2, "[T, D]", more, q=q)
+    _errors.rank(caller, 2, "[S, D]", more, k=k)
+    _errors.rank(caller, 2, "[S, Dv]", more, v=v)
+    _errors.floating(caller, q=q, k=k, v=v)
+    if q.shape[1] != k.shape[1]:
+        remedy = "Project one of them to the width of the other."
+        _errors.fail(ValueError, caller, "q [T, D] and k [S, D] must agree in D", remedy, q=q, k=k)
+    if k.shape[0] != v.shape[0]:
+        remedy = "Each key needs its one value: give k and v the same number of rows."
+        _errors.fail(ValueError, caller, "k [S, D] and v [S, Dv] must agree in S", remedy, k=k, v=v)
+    _errors.width(caller, "D", q=q, k=k)
+    return q, k, v
+
+
+def one_head(
+    caller: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Any,
+    score: Any,
+    bias: Any,
+    sink: Any,
+    scale: Any,
+    q_positions: Any,
+    k_positions: Any,
+) -> dict[str, Any]:
+    """The options of one head, in the form that the engine takes."""
+    T, S = q.shape[0], k.shape[0]
+    if mask is not None:
+        if not isinstance(mask, Mask):
+            allowed = booleans(caller, "mask", mask)
+            _errors.broadcastable(caller, "mask", allowed, (T, S), "[T, S]")
+            mask = masks.dense(jnp.atleast_2d(allowed))
+        mask.validate(caller, T, S, q_positions is not None or k_positions is not None)
+    if bias is not None:
+        bias = bias_array(caller, bias)
+        _errors.broadcastable(caller, "bias", bias, (T, S), "[T, S]")
+        bias = jnp.atleast_2d(bias)
+    if sink is not None:
+        sink = sink_array(caller, sink)
+        _errors.broadcastable(caller, "sink", sink, (T,), "[T]")
+    if scale is not None:
+        scale = scale_array(caller, scale)
+    dependents = position_dependents(caller, mask, score, _errors.wide(q, k, v))
+    q_pos, k_pos = _errors.positions(caller, T, S, q_positions, k_positions, dependents)
+    positions = {"q_positions": q_pos, "k_positions": k_pos}
+    return {"mask": mask, "score": score, "bias": bias, "sink": sink, "scale": scale, **positions}
+
+
+def dense(T: int, S: int, options: dict[str, Any]) -> dict[str, Any]:
+    """The options in the form that the reference takes: the mask and the positions written out."""
+    q_pos, k_pos = (
+        jnp.arange(n, dtype=jnp.int32) if options[name] is None else options[name]
+        for n, name in ((T, "q_positions"), (S, "k_positions"))
+    )
+    mask = options["mask"]
+    if mask is not None:
+        mask = mask.tile(masks.Rows(0, q_pos), masks.Rows(0, k_pos))
+    return {**options, "mask": mask, "q_positions": q_pos, "k_positions": k_pos}
+
+
+def dropout(caller: str, rate: Any, key: Any) -> tuple[jax.Array, jax.Array] | None:
+    """(key, rate), or None where nothing is dropped."""
+    if isinstance(rate, (int, float)) and not 0 <= rate < 1:
+        remedy = "Give the share of weights to drop; 0 drops none."
+        _errors.fail(
+            ValueError, caller, "dropout_rate must be at least 0 and less than 1", remedy, dropout_rate=str(rate)
+        )
+    if isinstance(rate, (int, float)) and rate == 0:
+        return None
+    rate = _errors.scalar(caller, "dropout_rate", rate, "Map over several with jax.vmap.")
+    remedy = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
+    if key is None:
+        _errors.fail(
+            ValueError, caller, "dropout_key must be given where dropout_rate is not 0", remedy, dropout_key="None"
+        )
+    key = _errors.array(caller, "dropout_key", key)
+    old_style = key.dtype == jnp.uint32 and key.ndim == 1
+    if not (old_style or (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0)):
+        got = {"dropout_key": f"{key.dtype}{_errors.shape(key)}"}
+        _errors.fail(TypeError, caller, "dropout_key must be one key", remedy, **got)
+    return (jax.random.wrap_key_data(key) if old_style else key), rate
+
+
+def tile(caller: str, given: Any) -> tuple[int, int] | None:
+    """(queries, keys) of a tile, or None for those that `tuning.tile_sizes` chooses."""
+    if given is None:
+        return None
+    remedy = "Pass (queries, keys), multiples of 16, as in tile=(256, 512)."
+    if not isinstance(given, tuple) or len(given) != 2:
+        got = {"tile": f"of type {type(given).__name__}"}
+        _errors.fail(TypeError, caller, "tile must be a pair of numbers of rows", remedy, **got)
+    q, k = (_errors.count(caller, "tile", n, least=1) for n in given)
+    if q % 16 or k % 16:
+        _errors.fail(ValueError, caller, "tile must be multiples of 16", remedy, tile=f"({q}, {k})")
+    return q, k
+
+
+def sink_array(caller: str, sink: Any) -> jax.Array:
+    """A logit, or several, that join the denominator."""
+    sink = _errors.array(caller, "sink", float(sink) if type(sink) is int else sink)
+    _errors.floating(caller, sink=sink)
+    return sink
+
+
+def bias_array(caller: str, bias: Any) -> jax.Array:
+    """A floating-point array that is added to the logits."""
+    bias = _errors.array(caller, "bias", bias)
+    _errors.kind(caller, "bias", bias, jnp.floating, "To say which pairs are allowed, pass booleans as mask.")
+    return bias
+
+
+def scale_array(caller: str, scale: Any) -> jax.Array:
+    """What dot products are multiplied by: a real scalar, possibly traced, and finite where that is known."""
+    if isinstance(scale, float | np.floating) and not math.isfinite(scale):
+        _errors.fail(ValueError, caller, "scale must be finite", "Leave it out for 1/√D.", scale=str(scale))
+    return _errors.scalar(caller, "scale", scale, "Map over several with jax.vmap.")
+
+
+def booleans(caller: str, name: str, x: Any) -> jax.Array:
+    """A boolean array that says which pairs are allowed."""
+    x = _errors.array(caller, name, x)
+    _errors.kind(caller, name, x, jnp.bool_, "True allows a pair. An additive mask is a bias: pass it as bias.")
+    return x
+
+
+def mask_value(caller: str, mask: Any, remedy: str) -> Mask:
+    """A value of `jattn.masks`, where booleans will not do."""
+    if not isinstance(mask, Mask):
+        _errors.fail(TypeError, caller, "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
+    return mask
+
+
+def position_dependents(caller: str, mask: Mask | None, score: Score | None, dtype: Any) -> tuple[str, ...]:
+    """Which of the two arguments compare positions of q and k; refuses a score modifier that is none."""
+    names = [] if mask is None or not mask.looks_at_positions else ["mask"]
+    if score is None:
+        return tuple(names)
+    looks = score.looks_at_positions if isinstance(score, scores.Score) else _uses_positions(caller, score, dtype)
+    return (*names, "score") if looks else tuple(names)
+
+
+def _uses_positions(caller: str, score: Any, dtype: Any) -> bool:
+    """Whether a score modifier makes use of either position, read off its jaxpr."""
+    remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
+    _errors.takes(caller, "score", score, 3, remedy)
+    i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
+    jaxpr = jax.make_jaxpr(score)(x, i, i)
+    out = jaxpr.out_avals
+    if len(out) != 1 or out[0].shape != () or not jnp.issubdtype(out[0].dtype, jnp.floating):
+        got = " and ".join(f"{o.dtype}{list(o.shape)}" for o in out) or "nothing"
+        _errors.fail(TypeError, caller, "score must return one real scalar", remedy, score=f"returning {got}")
+    used = {id(v) for e in jaxpr.jaxpr.eqns for v in e.invars} | {id(v) for v in jaxpr.jaxpr.outvars}
+    return any(id(v) in used for v in jaxpr.jaxpr.invars[1:])

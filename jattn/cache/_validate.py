@@ -1,0 +1,34 @@
+"""What every function of a cache asks of its arguments."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _errors
+from jattn._types import Array, Int
+from jattn.cache._store import Cache
+
+
+def shape_of(caller: str, cache: Any, name: str = "cache") -> tuple[int, int, int, int]:
+    """(B, Hkv, D, Dv) of what must be a cache."""
+    if not isinstance(cache, Cache):
+        got = {name: f"of type {type(cache).__name__}"}
+        remedy = "Make one with jattn.cache: contiguous, ring or paged."
+        _errors.fail(TypeError, caller, f"{name} must be a cache", remedy, **got)
+    (_, Hkv, _, D), Dv = cache.store.k.shape, cache.store.v.shape[3]
+    return cache.length.shape[0], Hkv, D, Dv
+
+
+def rows_of(caller: str, name: str, x: Any) -> Int[Array, " R"]:
+    """Numbers of rows."""
+    x = _errors.array(caller, name, x)
+    remedy = "Pass numbers of rows, as in jax.numpy.array([2])."
+    _errors.kind(caller, name, x, jnp.integer, remedy)
+    _errors.rank(caller, 1, "[R]", remedy, **{name: x})
+    return x.astype(jnp.int32)
+
+
+def known(*xs: jax.Array) -> bool:
+    """Whether these have values that an error can depend on: outside jit, vmap and the like."""
+    return not any(isinstance(x, jax.core.Tracer) for x in xs)

@@ -1,0 +1,99 @@
+"""The backward (vjp) pass: the transpose of the tangent pass.
+
+With p = exp(l − m − log_sum), a tile's logits l and the dropout factors d (1 without dropout):
+
+    dl = p·(d·(dout·vᵀ) + dlse − ⟨dout, out⟩),    dv = (p·d)ᵀ dout,    then back through the logits
+
+A sum over tiles, given the final (m, log_sum), and linear in the cotangents.
+
+Source: Dao et al. 2022, "FlashAttention", algorithm 4, with the cotangent of lse.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn._numerics import zero_nonfinite_rows
+from jattn.engine import tile as tiles
+from jattn.engine.plan import Operands, Plan, pad, select_active
+from jattn.engine.schedule import schedule
+from jattn.engine.tangent import DerivativePass, Recomputed, active_fields, merge_active, transposed_dot
+
+SUM_ROLES = Operands(q="dq", k="kd", v="kd", bias="kq", scale="")
+"""Which axes the part of a cotangent has that one tile yields (`schedule`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward(DerivativePass):
+    """..., cotangents of out and of lse → cotangents of the active leaves."""
+
+    @property
+    def linear_operands(self) -> int:
+        return 2
+
+    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+        plan, found = self.plan, self.residuals(xs)
+        dout, dlse = xs[self.nonlinear_operands :]
+        dout = jnp.where(found.nonempty[:, None], dout, 0)
+        g = jnp.where(found.nonempty, dlse - jnp.sum(dout * found.out, 1), 0)
+        dout_padded, g_padded = plan.pad_rows(dout), plan.pad_rows(g)
+        leaves = [xs[i] for i in self.argnums]
+        active = select_active(self.tree, self.argnums, leaves)
+
+        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
+            cts = (tiles.cut_rows(a, i, plan.q_tile) for a in (dout_padded, g_padded))
+            return jax.tree.leaves(backward_tile(plan, Recomputed.of(plan, found, i, j, masked), active, *cts))
+
+        tiled = pad(plan, active)._replace(sink=None, dropout=None)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), tiled._replace(captured=()))
+        zeros = zeros._replace(captured=jax.tree.map(jnp.zeros_like, tiled.captured))
+        roles = SUM_ROLES._replace(captured=("",) * len(tiled.captured))
+        flat_roles = jax.tree.leaves(
+            jax.tree.map(lambda z, role: None if z is None else role, zeros, roles, is_leaf=lambda z: z is None)
+        )
+        flat, form = jax.tree.flatten(zeros)
+        sums = total(schedule(plan, found.x), tile, flat, flat_roles) if flat else []
+        cotangents: Operands = jax.tree.unflatten(form, sums)
+        if active.sink is not None:
+            dsink = found.sink_weight(plan) * g
+            dsink = dsink if active.sink.shape == (plan.T,) else dsink.sum().reshape(active.sink.shape)
+            cotangents = cotangents._replace(sink=dsink)
+        # Without the rows that pad, and rounded once.
+        pairs = zip(jax.tree.leaves(cotangents), leaves, strict=True)
+        return [a[tuple(map(slice, leaf.shape))].astype(leaf.dtype) for a, leaf in pairs]
+
+
+def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, g: jax.Array) -> Operands:
+    """The parts of the cotangents of the active operands that one tile has, with axes as in `SUM_ROLES`."""
+    fields = active_fields(active, w.tile)
+    q, k, scale = w.tile.q, w.tile.k, w.tile.scale
+    q_nonfinite = k_nonfinite = None
+    if w.allowed is not None:
+        (q, q_nonfinite), (k, k_nonfinite) = zero_nonfinite_rows(q), zero_nonfinite_rows(k)
+
+    def logits(products: jax.Array, bias: Any, captured: Any) -> jax.Array:
+        tile = merge_active(w.tile, {"bias": bias, "captured": captured})
+        return tiles.tile_logits(plan, tile, products, w.allowed, transposed=True)
+
+    products = tiles.products(q, k, scale, transposed=True)
+    found, pullback = jax.vjp(logits, products, fields["bias"], fields["captured"])
+    p = w.probabilities(found)
+    ds, dbias, dcaptured = pullback(p * (w.drop(w.v @ dout.T) + g[None, :]))
+    dq = transposed_dot(k, ds)  # of the scaled query, [D, queries]
+    if q_nonfinite is not None:
+        dq = jnp.where(q_nonfinite[None, :], 0, dq)
+    dk = None
+    if fields["k"] is not None:
+        dk = ds @ (q * scale)
+        dk = dk if k_nonfinite is None else jnp.where(k_nonfinite[:, None], 0, dk)
+    return Operands(
+        q=None if fields["q"] is None else dq * scale,
+        k=dk,
+        v=None if active.v is None else w.at_finite_values(w.drop(p) @ dout),
+        bias=dbias,
+        scale=None if fields["scale"] is None else jnp.sum(dq * q.T),
+        captured=dcaptured,
+    )

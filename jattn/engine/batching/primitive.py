@@ -1,0 +1,322 @@
+"""The primitive of a batched call, its derivatives, and how it becomes a program."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jattn._jax import ManualAxisType, Primitive, ad, asks_for_devices, mlir
+from jattn.engine.batching.partition import BatchLevels, partitioned
+
+Leaves = Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchedFunction:
+    """A function of arrays to a list of arrays, hashable, with what `batched_call` has to know of it."""
+
+    @property
+    def platform(self) -> str:
+        """What it is to run on: "cpu", "tpu" or "gpu", as `jax.default_backend` calls them."""
+        return jax.default_backend()
+
+    def for_platform(self, platform: str) -> "BatchedFunction":
+        """The same function, in the form that suits a platform. Asked where a program is lowered for one."""
+        return self
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        """The working set of one call: `tuning.group_bytes` holds that of a group of examples; None for no limit."""
+        return None
+
+    @property
+    def linear_argnums(self) -> frozenset[int]:
+        """The operands that the function is jointly linear in."""
+        return frozenset()
+
+    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
+        """Whether examples that differ in these operands do different work: in one group each would do all of it."""
+        return False
+
+    @property
+    def collective(self) -> bool:
+        """Whether it communicates with other devices. One that does not is traced as if there were none."""
+        return False
+
+    def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
+        """How it is mapped, given how many operands it has, and how many of its outputs are asked about."""
+        return BatchLevels((), ((),) * operands, ((),) * outputs)
+
+    def resized(self, *sizes: int) -> "BatchedFunction":
+        """The same function of batches of these sizes, level by level."""
+        return self
+
+    @property
+    def checkpoint_names(self) -> tuple[str, ...]:
+        """The names of the outputs for policies of `jax.checkpoint`; empty where they have none."""
+        return ()
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        """The function. Each class has its own."""
+        raise NotImplementedError
+
+    def transposable(self, *xs: jax.Array) -> list[jax.Array]:
+        """The same function, in a form that JAX can transpose: loops of static length, nothing kept in a carry."""
+        return self(*xs)
+
+    @property
+    def constant_outputs(self) -> frozenset[int]:
+        """The outputs that have no tangent."""
+        return frozenset()
+
+    def tangent_function(self, argnums: tuple[int, ...]) -> "BatchedFunction | None":
+        """(operands, outputs, tangents of the operands at argnums) → tangents of the outputs but the constant ones.
+
+        None where the function has no rule of its own, and JAX derives it.
+        """
+        return None
+
+    def derived_tangent(self, argnums: tuple[int, ...], n: int) -> "BatchedFunction":
+        """(operands, tangents of those at argnums) → tangents of the outputs, derived by JAX."""
+        return DerivedTangent(self, argnums, n)
+
+    def transpose_function(
+        self, argnums: tuple[int, ...], shapes: tuple[Any, ...], n: int, outputs: int
+    ) -> "BatchedFunction":
+        """(operands but those at argnums, cotangents of the outputs) → cotangents of the operands at argnums.
+
+        `shapes` holds (shape, dtype) of those at argnums; `n` counts the operands, `outputs` the outputs.
+        """
+        return DerivedTranspose(self, argnums, n, shapes, outputs)
+
+
+class Linear(BatchedFunction):
+    """A pass that is linear in its last operands, and whose transpose in all of them is known as another such pass.
+
+    A subclass has `nonlinear_operands`, how many come before, and `remake(pass)`, itself as the other pass.
+    """
+
+    transpose_pass: ClassVar[type]
+
+    @property
+    def nonlinear_operands(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def linear_operands(self) -> int:
+        raise NotImplementedError
+
+    def remake(self, other: type) -> BatchedFunction:
+        """The other pass with the fields of this one."""
+        return other(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    @property
+    def linear_argnums(self) -> frozenset[int]:
+        return frozenset(range(self.nonlinear_operands, self.nonlinear_operands + self.linear_operands))
+
+    def transpose_function(self, argnums: tuple[int, ...], *sizes: Any) -> BatchedFunction:
+        if set(argnums) == self.linear_argnums:
+            return self.remake(self.transpose_pass)
+        return super().transpose_function(argnums, *sizes)
+
+
+def are_transposes(a: type[Linear], b: type[Linear]) -> None:
+    """Declares two passes to be the transposes of each other."""
+    a.transpose_pass, b.transpose_pass = b, a
+
+
+def batched_call(fun: BatchedFunction, *operands: Any) -> list[jax.Array]:
+    """`fun(*operands)`, one group of examples at a time where it is mapped."""
+    xs = match_varying_axes(*(x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands))
+    fun.batch_levels(len(xs), 0).check([jax.typeof(x) for x in xs])
+    return batched_call_p.bind(*xs, fun=fun)
+
+
+def match_varying_axes(*xs: jax.Array) -> list[jax.Array]:
+    """Inside `jax.shard_map`: the arrays, each varying over all axes that any of them varies over.
+
+    An operand that is the same on all devices has a cotangent that is a sum over them. Cast here, it is summed once and
+    by all; cast where it is used, in a branch that only some devices take, the others would wait for ever.
+    """
+    types = [jax.typeof(x).manual_axis_type.varying for x in xs]
+    every = frozenset().union(*types)
+    missing = [tuple(sorted(every - t, key=str)) for t in types]
+    return [jax.lax.pcast(x, m, to="varying") if m else x for x, m in zip(xs, missing, strict=True)]
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
+    return fun(*xs)
+
+
+@partial(jax.jit, static_argnums=0)
+def _compiled(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
+    if not any(isinstance(x, jax.core.Tracer) for x in xs):
+        # jax.disable_jit; or jax.debug_nans found a NaN, and calls what was compiled once more, operation by operation.
+        return fun.for_platform(jax.default_backend())(*xs)
+    return batched_call_p.bind(*xs, fun=fun)
+
+
+batched_call_p = Primitive("batched_call")
+batched_call_p.multiple_results = True
+batched_call_p.def_impl(lambda *xs, fun: _compiled(fun, *xs))
+
+
+def abstract(*avals: Any, fun: BatchedFunction) -> list[Any]:
+    """The types of the outputs, given those of the operands."""
+    out = jax.make_jaxpr(partial(_run, fun))(*(avals if fun.collective else map(_unbatched_type, avals))).out_avals
+    if not fun.collective:
+        specs = fun.batch_levels(len(avals), len(out)).specs(avals)
+        out = [y.update(sharding=avals[0].sharding.update(spec=spec)) for y, spec in zip(out, specs, strict=True)]
+    return [y.update(manual_axis_type=avals[0].manual_axis_type) for y in out]
+
+
+def _unbatched_type(aval: Any) -> Any:
+    """A type as one device sees it, on which values cannot vary, and which holds all of an array."""
+    spec = jax.sharding.PartitionSpec(*[None] * len(aval.shape))
+    return aval.update(manual_axis_type=ManualAxisType(), sharding=aval.sharding.update(spec=spec))
+
+
+def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
+    fun = fun.for_platform(platform)
+    if not fun.collective:
+        avals_in, avals_out = (list(map(_unbatched_type, avals)) for avals in (ctx.avals_in, ctx.avals_out))
+        ctx = ctx.replace(avals_in=avals_in, avals_out=avals_out)
+    run: Any = partial(_run, fun)
+    levels = fun.batch_levels(len(xs), len(ctx.avals_out))
+    if levels.sizes and not fun.collective:
+        run = partitioned(lambda *sizes: partial(_run, fun.resized(*sizes)), levels, ctx.module_context)
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
+
+
+batched_call_p.def_abstract_eval(abstract)
+# A program may be lowered for several platforms at once, to be exported: each gets its own form.
+mlir.register_lowering(batched_call_p, partial(_lower, platform="gpu"))
+mlir.register_lowering(batched_call_p, partial(_lower, platform="cpu"), platform="cpu")
+mlir.register_lowering(batched_call_p, partial(_lower, platform="tpu"), platform="tpu")
+# The rule asks which devices there are, so that each runs its own examples (`partition`).
+asks_for_devices(batched_call_p)
+
+
+# Derivatives.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Derived(BatchedFunction):
+    """What JAX derives of `fun`, with respect to the operands at argnums of its `n`."""
+
+    fun: BatchedFunction
+    argnums: tuple[int, ...]
+    n: int
+
+    @property
+    def platform(self) -> str:
+        return self.fun.platform
+
+    def for_platform(self, platform: str) -> BatchedFunction:
+        return dataclasses.replace(self, fun=self.fun.for_platform(platform))
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        return times(2, self.fun.working_set_bytes)
+
+    @property
+    def collective(self) -> bool:
+        return self.fun.collective
+
+
+@dataclasses.dataclass(frozen=True)
+class DerivedTangent(_Derived):
+    """(operands, tangents of those at argnums) → tangents of the outputs."""
+
+    @property
+    def linear_argnums(self) -> frozenset[int]:
+        return frozenset(range(self.n, self.n + len(self.argnums)))
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        return _jvp(self.fun, self.argnums, xs[: self.n], xs[self.n :])
+
+    def transposable(self, *xs: jax.Array) -> list[jax.Array]:
+        return _jvp(self.fun.transposable, self.argnums, xs[: self.n], xs[self.n :])
+
+
+@dataclasses.dataclass(frozen=True)
+class DerivedTranspose(_Derived):
+    """(operands but those at argnums, cotangents) → cotangents of the operands at argnums."""
+
+    shapes: tuple[Any, ...]
+    outputs: int
+
+    @property
+    def linear_argnums(self) -> frozenset[int]:
+        kept = self.n - len(self.argnums)
+        return frozenset(range(kept, kept + self.outputs))
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        kept, cts = xs[: -self.outputs], xs[-self.outputs :]
+        zeros = match_varying_axes(cts[0], *(jnp.zeros(shape, dtype) for shape, dtype in self.shapes))[1:]
+        _, pullback = jax.vjp(lambda *active: self.fun.transposable(*insert(kept, self.argnums, active)), *zeros)
+        return list(pullback(list(cts)))
+
+
+def _jvp(fun: Any, argnums: tuple[int, ...], primals: Leaves, tangents: Leaves) -> list[jax.Array]:
+    rest = [x for i, x in enumerate(primals) if i not in argnums]
+    active = [primals[i] for i in argnums]
+    return jax.jvp(lambda *active: fun(*insert(rest, argnums, active)), active, list(tangents))[1]
+
+
+def insert(rest: Leaves, argnums: tuple[int, ...], xs: Leaves) -> list[Any]:
+    """`rest` with `xs` put back at the places `argnums`."""
+    full = list(rest)
+    for i, x in zip(argnums, xs, strict=True):
+        full.insert(i, x)
+    return full
+
+
+def times(n: int, size: int | None) -> int | None:
+    """n times a working set; no limit stays no limit."""
+    return None if size is None else n * size
+
+
+def _instantiate(x: Any) -> Any:
+    return _zeros(x.aval) if type(x) is ad.Zero else x
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _zeros(aval: Any) -> jax.Array:
+    """A program without arguments: made eagerly, zeros would be moved to the device, which a transfer guard refuses."""
+    return ad.instantiate_zeros(ad.Zero(aval))
+
+
+def _jvp_rule(primals: Leaves, tangents: Leaves, *, fun: BatchedFunction) -> tuple[list[Any], list[Any]]:
+    out = batched_call(fun, *primals)
+    if fun.checkpoint_names:
+        out = [checkpoint_name(y, name) for y, name in zip(out, fun.checkpoint_names, strict=True)]
+    argnums = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
+    if set(argnums) <= fun.linear_argnums:  # then its derivative is itself
+        dots = [_instantiate(tangents[i]) if i in fun.linear_argnums else x for i, x in enumerate(primals)]
+        return out, batched_call(fun, *dots)
+    dots = [tangents[i] for i in argnums]
+    own = fun.tangent_function(argnums)
+    if own is None:
+        return out, batched_call(fun.derived_tangent(argnums, len(primals)), *primals, *dots)
+    out_dots = iter(batched_call(own, *primals, *out, *dots))
+    return out, [ad.Zero(jax.typeof(y)) if i in fun.constant_outputs else next(out_dots) for i, y in enumerate(out)]
+
+
+def _transpose_rule(cts: Leaves, *operands: Any, fun: BatchedFunction) -> list[Any]:
+    argnums = tuple(i for i, x in enumerate(operands) if ad.is_undefined_primal(x))
+    avals = [operands[i].aval for i in argnums]
+    shapes = tuple((a.shape, a.dtype) for a in avals)
+    kept = [x for x in operands if not ad.is_undefined_primal(x)]
+    transposed = fun.transpose_function(argnums, shapes, len(operands), len(cts))
+    out = iter(batched_call(transposed, *kept, *map(_instantiate, cts)))
+    return [next(out) if i in argnums else None for i in range(len(operands))]
+
+
+ad.primitive_jvps[batched_call_p] = _jvp_rule
+ad.primitive_transposes[batched_call_p] = _transpose_rule

@@ -1,0 +1,172 @@
+"""The batching rule: a function over the leading axis of its operands, a group of examples at a time."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn._jax import batching
+from jattn.engine import tuning
+from jattn.engine.batching.partition import BatchLevels
+from jattn.engine.batching.primitive import (
+    BatchedFunction,
+    Leaves,
+    abstract,
+    batched_call,
+    batched_call_p,
+    insert,
+    times,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Vmapped(BatchedFunction):
+    """`fun` over the leading axis of the operands that are `mapped`; outputs stacked, or `summed`."""
+
+    fun: BatchedFunction
+    mapped: tuple[bool, ...]
+    size: int
+    summed: tuple[bool, ...]
+
+    @property
+    def group(self) -> int:
+        """How many examples run in one vmap."""
+        if self.fun.examples_diverge(self.mapped) and self.platform == "cpu":
+            return 1
+        if self.fun.working_set_bytes is None:
+            return self.size
+        most = max(1, tuning.group_bytes(self.platform) // self.fun.working_set_bytes)
+        # Of a symbolic batch nobody knows whether a group would be full: each example alone.
+        return min(self.size, most) if isinstance(self.size, int) else 1
+
+    @property
+    def platform(self) -> str:
+        return self.fun.platform
+
+    def for_platform(self, platform: str) -> BatchedFunction:
+        return dataclasses.replace(self, fun=self.fun.for_platform(platform))
+
+    def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
+        below = self.fun.batch_levels(operands, outputs)
+
+        def own(mapped: Sequence[bool], inner: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+            return tuple((0,) * m + tuple(level + 1 for level in more) for m, more in zip(mapped, inner, strict=False))
+
+        stacked = [not summed for summed in self.summed]
+        return BatchLevels((self.size, *below.sizes), own(self.mapped, below.operands), own(stacked, below.outputs))
+
+    def resized(self, *sizes: int) -> "Vmapped":
+        size, *inner = sizes
+        return dataclasses.replace(self, size=size, fun=self.fun.resized(*inner))
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        return times(self.group, self.fun.working_set_bytes)
+
+    @property
+    def collective(self) -> bool:
+        return self.fun.collective
+
+    @property
+    def checkpoint_names(self) -> tuple[str, ...]:
+        return self.fun.checkpoint_names
+
+    @property
+    def linear_argnums(self) -> frozenset[int]:
+        return self.fun.linear_argnums
+
+    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
+        return self.fun.examples_diverge(mapped)
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        return self._in_groups(self.fun, xs)
+
+    def transposable(self, *xs: jax.Array) -> list[jax.Array]:
+        return self._in_groups(jax.checkpoint(self.fun.transposable), xs)
+
+    @property
+    def constant_outputs(self) -> frozenset[int]:
+        return self.fun.constant_outputs
+
+    def tangent_function(self, argnums: tuple[int, ...]) -> BatchedFunction | None:
+        own = self.fun.tangent_function(argnums)
+        if own is None:
+            return None
+        stacked = tuple(not summed for summed in self.summed)
+        mapped = self.mapped + stacked + tuple(self.mapped[i] for i in argnums)
+        summed = tuple(s for i, s in enumerate(self.summed) if i not in self.constant_outputs)
+        return Vmapped(own, mapped, self.size, summed)
+
+    def derived_tangent(self, argnums: tuple[int, ...], n: int) -> BatchedFunction:
+        mapped = self.mapped + tuple(self.mapped[i] for i in argnums)
+        return Vmapped(self.fun.derived_tangent(argnums, n), mapped, self.size, self.summed)
+
+    def transpose_function(
+        self, argnums: tuple[int, ...], shapes: tuple[Any, ...], n: int, outputs: int
+    ) -> BatchedFunction:
+        one = tuple(
+            (shape[1:] if self.mapped[i] else shape, dtype) for i, (shape, dtype) in zip(argnums, shapes, strict=True)
+        )
+        kept = tuple(mapped for i, mapped in enumerate(self.mapped) if i not in argnums)
+        cts = tuple(not summed for summed in self.summed)
+        fun = self.fun.transpose_function(argnums, one, n, outputs)
+        return Vmapped(fun, kept + cts, self.size, tuple(not self.mapped[i] for i in argnums))
+
+    def _in_groups(self, fun: Any, xs: Leaves) -> list[jax.Array]:
+        shared = [x for x, mapped in zip(xs, self.mapped, strict=True) if not mapped]
+        places = tuple(i for i, mapped in enumerate(self.mapped) if mapped)
+        examples = [xs[i] for i in places]
+
+        def run_group(examples: Leaves) -> list[jax.Array]:
+            if examples[0].shape[0] == 1:
+                return [y[None] for y in fun(*insert(shared, places, [x[0] for x in examples]))]
+            return jax.vmap(lambda *one: fun(*insert(shared, places, one)))(*examples)
+
+        def add_up(ys: Leaves) -> tuple[list[jax.Array], list[jax.Array]]:
+            pairs = list(zip(ys, self.summed, strict=True))
+            return [y.sum(0) for y, summed in pairs if summed], [y for y, summed in pairs if not summed]
+
+        groups, rest = (1, 0) if self.group == self.size else divmod(self.size, self.group)
+        total: list[jax.Array] = []
+        stacked: list[jax.Array] = []
+        if groups != 1:
+            grouped = [x[: groups * self.group].reshape(groups, self.group, *x.shape[1:]) for x in examples]
+
+            def step(total: Leaves, group: Leaves) -> tuple[list[jax.Array], list[jax.Array]]:
+                more, ys = add_up(run_group(group))
+                return [a + b for a, b in zip(total, more, strict=True)], ys
+
+            first = jax.eval_shape(lambda g: add_up(run_group(g))[0], [x[0] for x in grouped])
+            total, ys = jax.lax.scan(step, [jnp.zeros(x.shape, x.dtype) for x in first], grouped)
+            stacked = [y.reshape(-1, *y.shape[2:]) for y in ys]
+        else:
+            total, stacked = add_up(run_group([x[: self.group] for x in examples]))
+        if rest:
+            more, ys = add_up(run_group([x[-rest:] for x in examples]))
+            total = [a + b for a, b in zip(total, more, strict=True)]
+            stacked = [jnp.concatenate(pair) for pair in zip(stacked, ys, strict=True)]
+        sums, stacks = iter(total), iter(stacked)
+        return [next(sums) if summed else next(stacks) for summed in self.summed]
+
+
+def _batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: BatchedFunction) -> tuple[list[Any], list[int]]:
+    mapped = tuple(d is not None for d in dims)
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    operands = [jnp.moveaxis(x, d, 0) if m else x for x, d, m in zip(operands, dims, mapped, strict=True)]
+    out = abstract(
+        *(_example_type(jax.typeof(x)) if m else jax.typeof(x) for x, m in zip(operands, mapped, strict=True)), fun=fun
+    )
+    if size == 0:
+        return [jnp.zeros((0, *y.shape), y.dtype) for y in out], [0] * len(out)
+    return batched_call(Vmapped(fun, mapped, size, (False,) * len(out)), *operands), [0] * len(out)
+
+
+def _example_type(aval: Any) -> Any:
+    """The type of one example of those along the leading axis."""
+    spec = jax.sharding.PartitionSpec(*aval.sharding.spec[1:])
+    return aval.update(shape=aval.shape[1:], sharding=aval.sharding.update(spec=spec))
+
+
+batching.primitive_batchers[batched_call_p] = _batching_rule

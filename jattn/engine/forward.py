@@ -1,0 +1,142 @@
+"""The forward pass: each query tile visits its key tiles one after another, carrying a softmax state.
+
+Flash attention (Rabe and Staats 2021, Dao et al. 2022): the monoid of `partials`, folded from the left.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn._numerics import below, nan_if_nonfinite, zero_nonfinite_rows
+from jattn.engine import tile as tiles
+from jattn.engine import tuning
+from jattn.engine.batching import BatchedFunction
+from jattn.engine.plan import Operands, Plan, pad
+from jattn.engine.schedule import fold_keys, scan_queries, schedule, schedules_differ
+from jattn.engine.tangent import Tangent
+from jattn.engine.tile import Tile
+from jattn.partials import SoftmaxState
+
+CHECKPOINT_NAMES = ("jattn_out", "jattn_max", "jattn_log_sum")
+"""The names by which a policy of `jax.checkpoint` saves what attention returns, so that no gradient attends again:
+`jax.checkpoint_policies.save_only_these_names(*jattn.CHECKPOINT_NAMES)`. out, and the two summands of lse."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward(BatchedFunction):
+    """The leaves of the operands → (out [T, Dv], m [T], log_sum [T]), in the dtype of the arithmetic.
+
+    lse = m + log_sum, kept apart because beside a logit of 1e8 the logarithm of a sum is lost. A query without a key
+    has m = −inf, log_sum = 0, out = 0. m counts as a constant, and log_sum carries the derivative of lse.
+    """
+
+    plan: Plan
+    tree: Any
+
+    @property
+    def platform(self) -> str:
+        return self.plan.platform
+
+    def for_platform(self, platform: str) -> BatchedFunction:
+        return dataclasses.replace(self, plan=self.plan.for_platform(platform))
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        if self.platform == "cpu":  # where `single_tile` has no logits, the more heads in one kernel the better
+            leaves = [0] * self.tree.num_leaves  # a placeholder for each: only what is there counts
+            if fits_one_tile(self.plan, jax.tree.unflatten(self.tree, leaves)):
+                return None
+        return self.plan.working_set_bytes
+
+    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
+        return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped))
+
+    @property
+    def constant_outputs(self) -> frozenset[int]:
+        return frozenset({1})
+
+    @property
+    def checkpoint_names(self) -> tuple[str, ...]:
+        return CHECKPOINT_NAMES
+
+    def tangent_function(self, argnums: tuple[int, ...]) -> Tangent:
+        return Tangent(self.plan, self.tree, argnums)
+
+    def __call__(self, *leaves: jax.Array) -> list[jax.Array]:
+        plan = self.plan
+        x = pad(plan, jax.tree.unflatten(self.tree, leaves))
+        if fits_one_tile(plan, x):
+            return single_tile(plan, x)
+        visits = schedule(plan, x)
+        nan_rows = _nan_rows(plan, x)
+
+        def row(_: Any, i: Any) -> Any:
+            def step(state: SoftmaxState, j: Any, masked: bool) -> SoftmaxState:
+                tile = tiles.cut(plan, x, i, j)
+                if masked:
+                    return forward_masked_tile(plan, state, tile)
+                return forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j))
+
+            sink = x.sink if x.sink is None or x.sink.ndim == 0 else tiles.cut_rows(x.sink, i, plan.q_tile)
+            start = SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
+            out, m, log_sum = fold_keys(visits, i, step, start).finish()
+            return None, (out + nan_if_nonfinite(out)[:, None], m, log_sum)
+
+        _, ys = scan_queries(plan, row, None)
+        return [y[: plan.T] for y in ys]
+
+
+def forward_full_tile(
+    plan: Plan, state: SoftmaxState, tile: Tile, nan_rows: Callable[[jax.Array], jax.Array]
+) -> SoftmaxState:
+    """The state after a tile of which every pair is allowed."""
+    products = tiles.products(tile.q, tile.k, tile.scale)
+    logits = tiles.tile_logits(plan, tile, products, None, transposed=False)
+    factors = tiles.dropout_factors(plan, tile)
+    return state.absorb(logits, lambda p: (p if factors is None else p * factors) @ tile.v, nan_rows(products))
+
+
+def forward_masked_tile(plan: Plan, state: SoftmaxState, tile: Tile) -> SoftmaxState:
+    """The state after a tile of which some pairs are allowed: what is not allowed is not looked at."""
+    allowed = tiles.tile_mask(plan, tile)
+    logits = tiles.logits(plan, tile, allowed)
+    factors = tiles.dropout_factors(plan, tile)
+    v, nonfinite = zero_nonfinite_rows(tile.v)
+    state = state._replace(acc=jnp.where((allowed & nonfinite[None, :]).any(1)[:, None], jnp.nan, state.acc))
+    return state.absorb(logits, lambda p: (p if factors is None else p * factors) @ v)
+
+
+def _nan_rows(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
+    """Of a full tile: (products, i, j) → for each query 0, or NaN where it or any of the keys is not finite."""
+    if plan.q_tile < tuning.FEW_QUERIES:  # without a second look at all keys: a product tells
+        return lambda products, i, j: products.max(1) * 0 + products.min(1) * 0
+    q, k = (nan_if_nonfinite(a.astype(plan.dtype)) for a in (x.q, x.k))
+    q, k = q.reshape(-1, plan.q_tile), k.reshape(-1, plan.k_tile)
+    return lambda products, i, j: q[i] + k[j].sum()
+
+
+def fits_one_tile(plan: Plan, x: Operands) -> bool:
+    """One tile of few pairs, all of them allowed, and nothing but scaled products in the logits."""
+    others = x.mask, x.bias, x.sink, x.dropout, plan.score
+    one = plan.q_tiles == plan.k_tiles == 1 and plan.q_tile * plan.k_tile <= tuning.SINGLE_TILE_PAIRS
+    return one and all(other is None for other in others)
+
+
+def single_tile(plan: Plan, x: Operands) -> list[jax.Array]:
+    """The same without a carry and without a choice, in what remains an unbroken chain of arithmetic.
+
+    XLA makes one kernel of it on a CPU, with no array of logits (`tuning.SINGLE_TILE_PAIRS`).
+    """
+    tile = tiles.cut(plan, x, 0, 0)
+    products = tiles.products(tile.q, tile.k, tile.scale)
+    logits = tiles.tile_logits(plan, tile, products, None, transposed=False)
+    m = logits.max(1) + _nan_rows(plan, x)(products, 0, 0)
+    top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
+    minus = below if tile.q.shape[1] == 1 else jnp.subtract  # a sum of one product is a product
+    p = jnp.exp(minus(logits, top))
+    total = jnp.maximum(p.sum(1), jnp.finfo(plan.dtype).tiny)
+    out = (p @ tile.v) / total[:, None]
+    return [out + nan_if_nonfinite(out)[:, None], m, jnp.where(m == -jnp.inf, 0, jnp.log(total))]

@@ -1,0 +1,125 @@
+"""What attention of one head is a function of: the operands, each with its role, and the plan of its computation."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn.engine import tuning
+from jattn.masks import Mask
+
+
+class Operands(NamedTuple):
+    """Everything that attention is a function of, for one head; None where an option is not given."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any = None
+    sink: Any = None
+    scale: Any = None
+    captured: tuple[Any, ...] = ()
+    """The arrays that the score modifier closes over."""
+    mask: Mask | None = None
+    q_positions: Any = None
+    k_positions: Any = None
+    dropout: tuple[Any, Any] | None = None
+    """(key, rate)."""
+
+
+ROLES = Operands("qd", "kd", "kd", "qk", "q", "", ("",), None, "q", "k", ("", ""))
+"""Which axes of each operand are rows of q, rows of k, or a width. A tile has its rows of what has rows of q or k, and
+all of what has none ("": scalars, tables). The leaves of a mask say so themselves (`Mask.leaf_axes`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What does not change from call to call: sizes, dtype, and the score modifier as a closed function."""
+
+    T: int
+    S: int
+    q_tile: int
+    k_tile: int
+    dtype: Any
+    score: Any
+    platform: str = "cpu"
+    tile_given: bool = True
+    """Whether the caller chose the tile, and it is the same on every platform."""
+
+    def for_platform(self, platform: str) -> "Plan":
+        """The same plan with the tile that suits a platform."""
+        if platform == self.platform or self.tile_given:
+            return dataclasses.replace(self, platform=platform)
+        q_tile, k_tile = tuning.tile_sizes(self.T, self.S, platform=platform)
+        return dataclasses.replace(self, q_tile=q_tile, k_tile=k_tile, platform=platform)
+
+    @property
+    def static_lengths(self) -> bool:
+        """Whether T and S are numbers. In a program to be exported they may be symbols, and tiles have fixed sizes."""
+        return isinstance(self.T, int) and isinstance(self.S, int)
+
+    @property
+    def q_tiles(self) -> int:
+        return -(-self.T // self.q_tile)
+
+    @property
+    def k_tiles(self) -> int:
+        return -(-self.S // self.k_tile)
+
+    @property
+    def q_rows(self) -> int:
+        """T, rounded up to whole tiles."""
+        return self.q_tiles * self.q_tile
+
+    @property
+    def k_rows(self) -> int:
+        """S, rounded up to whole tiles."""
+        return self.k_tiles * self.k_tile
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        """The working set of one tile: its logits and its weights; None, for no limit, with few queries."""
+        if self.q_tile < tuning.FEW_QUERIES:
+            return None
+        return 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
+
+    def pad_rows(self, x: jax.Array, value: Any = 0) -> jax.Array:
+        """[T, ...] with rows added until whole tiles cover it."""
+        return jnp.pad(x, [(0, self.q_rows - self.T)] + [(0, 0)] * (x.ndim - 1), constant_values=value)
+
+
+def pad(plan: Plan, x: Operands) -> Operands:
+    """The operands with rows added until whole tiles cover them."""
+    T, S = plan.q_rows, plan.k_rows
+    if (T, S) == (plan.T, plan.S):
+        return x
+
+    def more(a: Any, role: str, **how: Any) -> Any:
+        if a is None:
+            return None
+        widths = [(0, 0)] * a.ndim
+        for axis, (have, want) in enumerate({"q": (plan.T, T), "k": (plan.S, S)}.get(r, (0, 0)) for r in role):
+            if axis < a.ndim and want and a.shape[axis] == have:  # else it is one entry for all
+                widths[axis] = (0, want - have)
+        return jnp.pad(a, widths, **how) if any(n for _, n in widths) else a
+
+    return x._replace(
+        q=more(x.q, ROLES.q),
+        k=more(x.k, ROLES.k),
+        v=more(x.v, ROLES.v),
+        bias=more(x.bias, ROLES.bias),
+        sink=more(x.sink, ROLES.sink),
+        mask=None if x.mask is None else x.mask.padded(T, S),
+        q_positions=more(x.q_positions, ROLES.q_positions, mode="edge"),
+        k_positions=more(x.k_positions, ROLES.k_positions, mode="edge"),
+    )
+
+
+def select_active(tree: Any, argnums: tuple[int, ...], xs: Any) -> Operands:
+    """Operands that hold `xs` at the leaves `argnums`, those that are differentiated, and None elsewhere."""
+    leaves: list[Any] = [None] * tree.num_leaves
+    for i, x in zip(argnums, xs, strict=True):
+        leaves[i] = x
+    return jax.tree.unflatten(tree, leaves)._replace(mask=None)

@@ -1,0 +1,205 @@
+"""The block schedule: which tiles are visited, in what loops, and where the parts that they yield are added up.
+
+A tile that the mask calls EMPTY is never visited, and one that it calls FULL is not masked.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn._values import recomputed
+from jattn.engine.plan import Operands, Plan
+from jattn.masks import EMPTY, FULL, PARTIAL, Spans
+
+PASSES = ((FULL, False), (PARTIAL, True))
+"""The tiles of a row are visited in two passes: those without a mask, then those with one."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+    """The tiles to visit: known before tracing (`lists`), or only when the program runs (`states`).
+
+    `lists` holds, for each of `PASSES`, its tiles as (i, j) row by row; `states` the block state of each tile.
+    """
+
+    plan: Plan
+    lists: tuple[np.ndarray, np.ndarray] | None
+    states: jax.Array | None
+
+
+def schedule(plan: Plan, x: Operands) -> Schedule:
+    """The block states of all tiles, of one question to the mask. `x` is padded."""
+    q = _spans(plan.T, plan.q_tile, plan.q_tiles, x.q_positions, 0)
+    k = _spans(plan.S, plan.k_tile, plan.k_tiles, x.k_positions, 1)
+    state = FULL if x.mask is None else x.mask.block_state(q, k)
+    # The mask does not know of the rows that pad the last tile of keys.
+    whole = k.first + (plan.k_tile - 1) < plan.S
+    shape = (plan.q_tiles, plan.k_tiles)
+    if isinstance(state, jax.Array) or not plan.static_lengths:
+        most = jnp.where(whole, jnp.int32(FULL), jnp.int32(PARTIAL))
+        return Schedule(plan, None, jnp.broadcast_to(jnp.minimum(most, jnp.asarray(state, jnp.int32)), shape))
+    states = np.broadcast_to(np.minimum(np.where(whole, FULL, PARTIAL), state), shape)
+    full, partial = (np.argwhere(states == state) for state, _ in PASSES)
+    return Schedule(plan, (full, partial), None)
+
+
+def schedules_differ(plan: Plan, mapped: Operands) -> bool:
+    """Whether examples visit different tiles, given which of their operands differ.
+
+    Not asked of few queries, which run in one group whatever they visit (`Plan.working_set_bytes`).
+    """
+    of_schedule = (mapped.mask, mapped.q_positions, mapped.k_positions)
+    several = plan.q_tiles * plan.k_tiles != 1 and plan.working_set_bytes is not None
+    return several and mapped.mask is not None and any(jax.tree.leaves(of_schedule))
+
+
+def _spans(length: int, tile: int, n: int, positions: jax.Array | None, axis: int) -> Spans:
+    """The tiles of an axis, down (0) or across (1)."""
+    if isinstance(n, int):
+        first = np.arange(n, dtype=np.int32) * tile
+        numbered = Spans.at(first, np.minimum(first + tile, length) - 1, axis)._replace(size=tile)
+    else:
+        starts = jnp.expand_dims(jnp.arange(n, dtype=jnp.int32) * tile, 1 - axis)
+        last = jnp.minimum(starts + tile, jnp.asarray(length, jnp.int32)) - 1
+        numbered = Spans(starts, last, starts, last, tile)
+    if positions is None:
+        return numbered
+    # Padded with the last position, which changes neither end.
+    return numbered._replace(lowest=numbered.of(positions, jnp.min), highest=numbered.of(positions, jnp.max))
+
+
+# Loops.
+
+
+def fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], carry: Any) -> Any:
+    """Folds `step(carry, j, masked)` over the key tiles that query tile i visits, as the program runs."""
+    if visits.states is not None:
+        row: jax.Array = visits.states[i]
+        js = jnp.arange(visits.plan.k_tiles, dtype=jnp.int32)
+        for state, masked in PASSES:
+            # From each tile the next one to visit: a branch inside the loop would copy the carry at every tile.
+            none = jnp.asarray(visits.plan.k_tiles, jnp.int32)
+            following = jax.lax.cummin(jnp.where(row == state, js, none), reverse=True)
+
+            def visit(_: Any, at: Any, following: Any = following, masked: bool = masked) -> Any:
+                c, j = at[0], following[at[1]]
+                return step(c, j, masked), j + 1
+
+            carry, _ = jax.lax.fori_loop(0, jnp.sum(row == state, dtype=jnp.int32), visit, (carry, jnp.int32(0)))
+        return carry
+    assert visits.lists is not None
+    for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
+        if len(tiles) == 0:
+            continue
+        if visits.plan.q_tiles == 1 and len(tiles) == 1:
+            carry = step(carry, int(tiles[0, 1]), masked)
+            continue
+        bounds = jnp.asarray(np.searchsorted(tiles[:, 0], np.arange(visits.plan.q_tiles + 1)), jnp.int32)
+        js = jnp.asarray(tiles[:, 1], jnp.int32)
+        carry = jax.lax.fori_loop(
+            bounds[i], bounds[i + 1], lambda n, c, js=js, masked=masked: step(c, js[n], masked), carry
+        )
+    return carry
+
+
+def scan_queries(plan: Plan, row: Callable[..., Any], carry: Any) -> Any:
+    """Scans `row(carry, i) -> (carry, y)` over the query tiles; the y are joined along their rows."""
+    if plan.q_tiles == 1:
+        return row(carry, 0)
+    carry, ys = jax.lax.scan(row, carry, jnp.arange(plan.q_tiles, dtype=jnp.int32))
+    return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+
+
+def scan_tiles(visits: Schedule, add: Callable[..., Any], carry: Any) -> Any:
+    """Scans `add(carry, i, j, masked)` over all visited tiles, in a loop of static length.
+
+    The form that JAX can transpose: `add` must be linear in the carry.
+    """
+    if visits.states is not None:
+        states = visits.states
+        k_tiles = jnp.asarray(visits.plan.k_tiles, jnp.int32)
+
+        def visit(c: Any, n: jax.Array) -> Any:
+            i, j = n // k_tiles, n % k_tiles
+            branches: list[Any] = [None] * 3
+            branches[EMPTY] = lambda c: c
+            branches[PARTIAL] = lambda c: add(c, i, j, True)
+            branches[FULL] = lambda c: add(c, i, j, False)
+            # Recomputed, or the branches would keep, of every tile, all that they look at.
+            return recomputed(lambda: jax.lax.switch(states[i, j], branches, c)), None
+
+        every = jnp.arange(visits.plan.q_tiles * visits.plan.k_tiles, dtype=jnp.int32)
+        return jax.lax.scan(visit, carry, every)[0]
+    assert visits.lists is not None
+    for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
+        if len(tiles) == 1:
+            carry = add(carry, int(tiles[0, 0]), int(tiles[0, 1]), masked)
+        elif len(tiles):
+
+            def visit_one(c: Any, ij: jax.Array, masked: bool = masked) -> Any:
+                return add(c, *ij, masked), None
+
+            carry = jax.lax.scan(visit_one, carry, jnp.asarray(tiles, jnp.int32))[0]
+    return carry
+
+
+# Sums over tiles, for the derivative passes. `tile(i, j, masked)` yields a list of parts, each with a role: "dq", of
+# the queries of the tile, [d, q]; "kd", of its keys, [k, d]; "kq", of its pairs; or "", of neither. The sums have all
+# rows, and rows down.
+
+
+def sum_by_rows(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Array], roles: list[str]) -> list[Any]:
+    """The sums of the parts, row of tiles after row: for evaluation, with loop bounds of any kind."""
+    plan, of_row = visits.plan, [role in ("q", "dq") for role in roles]
+
+    def row(others: list[jax.Array], i: Any) -> Any:
+        def step(carry: Any, j: Any, masked: bool) -> Any:
+            parts = tile(i, j, masked)
+            return [
+                total + part if own else _add_part(plan, total, part, role, i, j)
+                for total, part, own, role in zip(carry, parts, of_row, roles, strict=True)
+            ]
+
+        rest = iter(others)
+        start = [
+            jnp.zeros((*z.shape[1:], plan.q_tile), z.dtype) if own else next(rest)
+            for z, own in zip(zeros, of_row, strict=True)
+        ]
+        done = fold_keys(visits, i, step, start)
+        pairs = list(zip(done, of_row, strict=True))
+        return [a for a, own in pairs if not own], [a.T for a, own in pairs if own]
+
+    others, rows = scan_queries(plan, row, [z for z, own in zip(zeros, of_row, strict=True) if not own])
+    rest, own_rows = iter(others), iter(rows)
+    return [next(own_rows) if own else next(rest) for own in of_row]
+
+
+def sum_by_tiles(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Array], roles: list[str]) -> list[Any]:
+    """The same sums, tile after tile: for JAX to transpose. Nothing of a tile is kept."""
+
+    def add(carry: list[jax.Array], i: Any, j: Any, masked: bool) -> list[jax.Array]:
+        parts = recomputed(lambda: tile(i, j, masked))
+        return [
+            _add_part(visits.plan, total, part, role, i, j)
+            for total, part, role in zip(carry, parts, roles, strict=True)
+        ]
+
+    return scan_tiles(visits, add, zeros)
+
+
+def _add_part(plan: Plan, total: jax.Array, part: jax.Array, role: str, i: Any, j: Any) -> jax.Array:
+    """Adds a part of tile (i, j) to its rows of the total."""
+    if role in ("dq", "kq"):
+        part, role = part.T, role[::-1]
+    if total.shape == part.shape:
+        return total + part
+    start = [jnp.int32(0)] * total.ndim  # one dtype for all: beside float64 a Python int would be int64
+    for axis, letter in enumerate(role):
+        if part.shape[axis] != total.shape[axis]:
+            start[axis] = jnp.asarray({"q": i * plan.q_tile, "k": j * plan.k_tile}[letter], jnp.int32)
+    here = jax.lax.dynamic_slice(total, start, part.shape)
+    return jax.lax.dynamic_update_slice(total, here + part, start)

@@ -1,0 +1,199 @@
+"""The tangent (jvp) pass, and what both derivative passes start from.
+
+With p = exp(l − m − log_sum), a tile's logits l and the dropout factors d (1 without dropout):
+
+    out_dot = A − lse_dot·out,    A = Σ_s p·d·(l_dot·v + v_dot),    lse_dot = Σ_s p·l_dot
+
+A sum over tiles, given the final (m, log_sum), and linear in the tangents. Its transpose is `backward`; JAX derives
+every further order from these two.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
+from jattn.engine import tile as tiles
+from jattn.engine.batching import BatchedFunction, Linear, times
+from jattn.engine.plan import Operands, Plan, pad, select_active
+from jattn.engine.schedule import schedule, schedules_differ, sum_by_rows, sum_by_tiles
+from jattn.engine.tile import Tile
+
+
+class Residuals(NamedTuple):
+    """What a derivative pass starts from: the padded operands, and what the forward pass found."""
+
+    x: Operands
+    out: jax.Array
+    m: jax.Array
+    m_padded: jax.Array
+    log_sum_padded: jax.Array
+
+    @property
+    def nonempty(self) -> jax.Array:
+        """The queries that attended to something, or have a sink: no others have a derivative."""
+        return self.m > -jnp.inf
+
+    def sink_weight(self, plan: Plan) -> jax.Array:
+        """The share of the sink in the denominator of each query."""
+        return jnp.exp(below(per_query(plan, self.x.sink), self.m_padded[: plan.T]) - self.log_sum_padded[: plan.T])
+
+
+def per_query(plan: Plan, sink: jax.Array) -> jax.Array:
+    """A sink, padded or one for all, as one entry a query."""
+    return jnp.broadcast_to((sink[: plan.T] if sink.ndim else sink).astype(plan.dtype), (plan.T,))
+
+
+@dataclasses.dataclass(frozen=True)
+class DerivativePass(Linear):
+    """A sum over tiles. Operands: the leaves, (out, m, log_sum), then what the pass is linear in."""
+
+    plan: Plan
+    tree: Any
+    argnums: tuple[int, ...]
+    """The leaves that are differentiated: the active ones."""
+
+    @property
+    def platform(self) -> str:
+        return self.plan.platform
+
+    def for_platform(self, platform: str) -> BatchedFunction:
+        return dataclasses.replace(self, plan=self.plan.for_platform(platform))
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        return times(4, self.plan.working_set_bytes)  # logits, weights, their cotangents, and sums that are added to
+
+    @property
+    def nonlinear_operands(self) -> int:
+        return self.tree.num_leaves + 3
+
+    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
+        return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        return self.run(sum_by_rows, *xs)
+
+    def transposable(self, *xs: jax.Array) -> list[jax.Array]:
+        return self.run(sum_by_tiles, *xs)
+
+    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+        raise NotImplementedError
+
+    def residuals(self, xs: Sequence[jax.Array]) -> Residuals:
+        plan, n = self.plan, self.tree.num_leaves
+        out, m, log_sum = xs[n : n + 3]
+        # A row that pads has no weight anywhere: whatever its logits, they lie infinitely far below its maximum.
+        m_padded = plan.pad_rows(finite_or_zero(m), jnp.inf)
+        return Residuals(pad(plan, jax.tree.unflatten(self.tree, xs[:n])), out, m, m_padded, plan.pad_rows(log_sum))
+
+
+class Recomputed(NamedTuple):
+    """One tile of a derivative pass, transposed: keys down and queries across.
+
+    Transposed, the two large products of the backward pass, with ds and with p, need neither of them transposed: on a
+    CPU it runs up to twice as fast.
+    """
+
+    tile: Tile
+    allowed: jax.Array | None
+    m: jax.Array
+    log_sum: jax.Array
+    factors: jax.Array | None
+    v: jax.Array
+    v_nonfinite: jax.Array | None
+
+    @classmethod
+    def of(cls, plan: Plan, found: Residuals, i: Any, j: Any, masked: bool) -> "Recomputed":
+        tile = tiles.cut(plan, found.x, i, j, transposed=True)
+        allowed = tiles.tile_mask(plan, tile) if masked else None
+        m, log_sum = (tiles.cut_rows(a, i, plan.q_tile)[None, :] for a in (found.m_padded, found.log_sum_padded))
+        v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked else (tile.v, None)
+        return cls(tile, allowed, m, log_sum, tiles.dropout_factors(plan, tile, transposed=True), v, v_nonfinite)
+
+    def probabilities(self, logits: jax.Array) -> jax.Array:
+        """p, from the logits and the residuals."""
+        return jnp.exp(below(logits, self.m) - self.log_sum)
+
+    def drop(self, p: jax.Array) -> jax.Array:
+        return p if self.factors is None else p * self.factors
+
+    def at_finite_values(self, dv: jax.Array) -> jax.Array:
+        """Zero at the values that are not finite: neither tangent nor cotangent passes there."""
+        return dv if self.v_nonfinite is None else jnp.where(self.v_nonfinite[:, None], 0, dv)
+
+
+LOGIT_INPUTS = ("q", "k", "bias", "scale", "captured")
+"""The fields of a tile that its logits are differentiable functions of."""
+
+
+def active_fields(active: Operands | Tile, tile: Tile) -> dict[str, Any]:
+    """The fields of a tile that the logits depend on, with None for each leaf that is not active."""
+    return {
+        name: jax.tree.map(lambda a, x: None if a is None else x, getattr(active, name), getattr(tile, name),
+                           is_leaf=_is_none)
+        for name in LOGIT_INPUTS
+    }  # fmt: skip
+
+
+def merge_active(tile: Tile, active: dict[str, Any]) -> Tile:
+    """The tile with its active leaves replaced."""
+    merged = {
+        name: jax.tree.map(lambda a, x: x if a is None else a, fields, getattr(tile, name), is_leaf=_is_none)
+        for name, fields in active.items()
+    }
+    return tile._replace(**merged)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def transposed_dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """aᵀ b for a narrow a [n, d] and a wide b [n, m]: transposing the narrow one costs little."""
+    return jax.lax.dot_general(a, b, (((0,), (0,)), ((), ())))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tangent(DerivativePass):
+    """..., tangents of the active leaves → (out_dot, lse_dot)."""
+
+    @property
+    def linear_operands(self) -> int:
+        return len(self.argnums)
+
+    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+        plan, found = self.plan, self.residuals(xs)
+        x_dot = pad(plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
+
+        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
+            tile_dot = tiles.cut(plan, x_dot, i, j, transposed=True)
+            return tangent_tile(plan, Recomputed.of(plan, found, i, j, masked), tile_dot)
+
+        zeros = [jnp.zeros((plan.q_rows, *tail), plan.dtype) for tail in (found.out.shape[1:], ())]
+        a, lse_dot = (y[: plan.T] for y in total(schedule(plan, found.x), tile, zeros, ["dq", "q"]))
+        if x_dot.sink is not None:
+            lse_dot += found.sink_weight(plan) * per_query(plan, x_dot.sink)
+        return [
+            jnp.where(found.nonempty[:, None], a - lse_dot[:, None] * found.out, 0),
+            jnp.where(found.nonempty, lse_dot, 0),
+        ]
+
+
+def tangent_tile(plan: Plan, w: Recomputed, tile_dot: Tile) -> list[jax.Array]:
+    """The parts of A, [Dv, queries], and of lse_dot, [queries], that one tile has."""
+
+    def logits(active: dict[str, Any]) -> jax.Array:
+        return tiles.logits(plan, merge_active(w.tile, active), w.allowed, transposed=True)
+
+    tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
+    found, logits_dot = jax.jvp(logits, (active_fields(tile_dot, w.tile),), (tangents,))
+    p = w.probabilities(found)
+    p_dot = p * logits_dot
+    a = transposed_dot(w.v, w.drop(p_dot))
+    if tile_dot.v is not None:
+        a += transposed_dot(w.at_finite_values(tile_dot.v), w.drop(p))
+    return [a, p_dot.sum(0)]

@@ -1,0 +1,173 @@
+"""One tile: some queries against some keys. Its operands, which of its pairs are allowed, its logits, its dropout.
+
+Every function here takes the operands of one tile, cut before it is called (`cut`), each laid along its own axis of
+the tile. A tile has its queries down and its keys across, [q, k], or is transposed, [k, q]: then every operand that has
+both axes is, and no function has to know.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jattn._numerics import nonfinite_rows, zero_nonfinite_rows
+from jattn.engine.plan import Operands, Plan
+from jattn.engine.tuning import DROPOUT_CELL
+from jattn.masks import Mask, Rows, TileAxis, cut_leaves
+
+
+class Tile(NamedTuple):
+    """The operands of one tile, in the dtype of the arithmetic. Of tangents, any of them may be None."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    scale: Any
+    captured: tuple[Any, ...]
+    mask: Mask | None = None
+    q_axis: TileAxis | None = None
+    k_axis: TileAxis | None = None
+    dropout: Any = None
+
+
+def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) -> Tile:
+    """The operands of tile (i, j), by their roles (`plan.ROLES`, `Mask.leaf_axes`)."""
+    q, k = (
+        Rows(n * size, _positions(n, size, given))
+        for n, size, given in ((i, plan.q_tile, x.q_positions), (j, plan.k_tile, x.k_positions))
+    )
+    bias = _typed(plan, x.bias, lambda a: k.cut(q.cut(a, 0), 1))
+    mask = x.mask
+    if mask is not None:
+        leaves = cut_leaves(mask, q.cut, k.cut, transposed)
+        mask = jax.tree.unflatten(jax.tree.structure(mask), leaves)
+    return Tile(
+        q=_typed(plan, x.q, lambda a: q.cut(a, 0)),
+        k=_typed(plan, x.k, lambda a: k.cut(a, 0)),
+        v=_typed(plan, x.v, lambda a: k.cut(a, 0)),
+        bias=bias.T if transposed and bias is not None else bias,
+        scale=_typed(plan, x.scale, lambda a: a),
+        captured=x.captured,
+        mask=mask,
+        q_axis=q.along(1 if transposed else 0),
+        k_axis=k.along(0 if transposed else 1),
+        dropout=x.dropout,
+    )
+
+
+def _positions(i: Any, n: int, given: jax.Array | None) -> jax.Array:
+    """Where the rows of a tile stand: at their numbers, if nothing else is given."""
+    start, numbers = i * n, jnp.arange(n, dtype=jnp.int32)
+    return start + numbers if given is None else Rows(start, numbers).cut(given, 0)
+
+
+def _typed(plan: Plan, a: Any, take: Callable[[Any], Any]) -> Any:
+    return None if a is None else take(a).astype(plan.dtype)
+
+
+def cut_rows(x: jax.Array, i: Any, n: int) -> jax.Array:
+    """Tile i of n rows; all of an array that has just one tile."""
+    return x if x.shape[0] == n else jax.lax.dynamic_slice_in_dim(x, i * n, n)
+
+
+def tile_mask(plan: Plan, tile: Tile) -> jax.Array:
+    """The allowed pairs of a tile; the rows that pad the last tile of keys do not exist."""
+    assert tile.q_axis is not None
+    assert tile.k_axis is not None
+    allowed = jnp.ones((), bool) if tile.mask is None else tile.mask.pairs(tile.q_axis, tile.k_axis)
+    if plan.k_rows != plan.S:
+        allowed &= tile.k_axis.numbers < plan.S
+    shape = jnp.broadcast_shapes(tile.q_axis.numbers.shape, tile.k_axis.numbers.shape)
+    return jnp.broadcast_to(allowed, shape)
+
+
+def products(q: jax.Array, k: jax.Array, scale: jax.Array, *, transposed: bool = False) -> jax.Array:
+    """scale · ⟨q, k⟩ of each pair.
+
+    Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
+    """
+    scaled = q * scale
+    return k @ scaled.T if transposed else scaled @ k.T
+
+
+def logits(plan: Plan, tile: Tile, allowed: jax.Array | None, *, transposed: bool = False) -> jax.Array:
+    """The logits of a tile, −∞ where a pair is not `allowed` (None: all are)."""
+    q, k = tile.q, tile.k
+    if allowed is not None:  # before the scale: 0 · NaN would reach its gradient
+        q, k = zero_nonfinite_rows(q)[0], zero_nonfinite_rows(k)[0]
+    return tile_logits(plan, tile, products(q, k, tile.scale, transposed=transposed), allowed, transposed=transposed)
+
+
+def tile_logits(plan: Plan, tile: Tile, found: jax.Array, allowed: jax.Array | None, *, transposed: bool) -> jax.Array:
+    """The logits of a tile, from its products."""
+    assert tile.q_axis is not None
+    assert tile.k_axis is not None
+    nonfinite = None
+    if allowed is not None:
+        q_bad, k_bad = nonfinite_rows(tile.q), nonfinite_rows(tile.k)
+        nonfinite = k_bad[:, None] | q_bad[None, :] if transposed else q_bad[:, None] | k_bad[None, :]
+    score = None if plan.score is None else partial(plan.score, tile.captured)
+    positions = tile.q_axis.positions, tile.k_axis.positions
+    return logits_from_products(found, score, tile.bias, allowed, nonfinite, *positions)
+
+
+def logits_from_products(
+    products: jax.Array,
+    score: Callable[..., jax.Array] | None,
+    bias: jax.Array | None,
+    allowed: jax.Array | None,
+    nonfinite: Any,
+    q_positions: jax.Array,
+    k_positions: jax.Array,
+) -> jax.Array:
+    """What scaled products become: score modifier, then bias, then mask. The one place where a logit is made.
+
+    The forward pass, a call of one tile, both derivative passes and the cache all call it, so that an ingredient of
+    attention that is added here is in the value and in every derivative of every path.
+
+    Args:
+      products: of any shape that ends in the two axes of a tile.
+      score: f(products, q_positions, k_positions) on a whole tile, or None.
+      bias: broadcasts to the products.
+      allowed: likewise; None where every pair is.
+      nonfinite: the pairs whose query or key holds a NaN or an infinity; looked at where a mask is.
+      q_positions: along the axis of the queries; k_positions: along that of the keys.
+    """
+    found = products
+    if score is not None:
+        found = score(found if allowed is None else jnp.where(allowed, found, 0), q_positions, k_positions)
+    if bias is not None:
+        found = found + (bias if allowed is None else jnp.where(allowed, bias, 0))
+    if allowed is None:
+        return found
+    return jnp.where(allowed, jnp.where(nonfinite, jnp.nan, found), -jnp.inf)
+
+
+def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.Array | None:
+    """What dropout multiplies the weights of a tile by: 0, or 1 / (1 − rate); None without dropout.
+
+    Whether a pair is dropped depends on the key and on its two row numbers alone, never on the tiles: it is drawn in
+    cells of 16 × 16 pairs, each from the key folded with the place of the cell.
+    """
+    if tile.dropout is None:
+        return None
+    assert tile.q_axis is not None
+    assert tile.k_axis is not None
+    key, rate = tile.dropout
+    down, across = (-(-n // DROPOUT_CELL) for n in (plan.q_tile, plan.k_tile))
+
+    def cell(a: jax.Array, b: jax.Array) -> jax.Array:
+        here = jax.random.fold_in(jax.random.fold_in(key, a), b)
+        return jax.random.bernoulli(here, 1 - rate, (DROPOUT_CELL, DROPOUT_CELL))
+
+    a, b = (
+        axis.numbers.ravel()[0] // DROPOUT_CELL + jnp.arange(n, dtype=jnp.int32)
+        for axis, n in ((tile.q_axis, down), (tile.k_axis, across))
+    )
+    kept = jax.vmap(jax.vmap(cell, (None, 0)), (0, None))(a, b)
+    kept = kept.swapaxes(1, 2).reshape(down * DROPOUT_CELL, across * DROPOUT_CELL)[: plan.q_tile, : plan.k_tile]
+    factors = jnp.where(kept, 1 / (1 - rate), 0).astype(plan.dtype)
+    return factors.T if transposed else factors

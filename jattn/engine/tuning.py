@@ -1,0 +1,68 @@
+"""Machine constants: every number that was chosen for a machine and not by mathematics, each beside its reason.
+
+Measured on CPUs of two cores (AMD EPYC; tables in `benchmarks/results`). What is said of GPU and TPU was chosen from
+how these machines work, and not measured.
+"""
+
+import math
+
+import jax
+
+TILE_MULTIPLE = 16
+"""Sizes of tiles are multiples of this: of the width of vector registers, and of `DROPOUT_CELL`."""
+
+DROPOUT_CELL = 16
+"""Dropout is drawn in cells of 16 × 16 pairs, whatever the tiles. Not free to change: it decides what is dropped."""
+
+FEW_QUERIES = 16
+"""Fewer queries than this in a tile are bound by reading the keys, which no cache holds: then all heads run in one
+group, and a tile is asked for non-finite keys by its products and not by a second look at the keys."""
+
+SINGLE_TILE_PAIRS = 2**16
+"""Up to 256 × 256 pairs with nothing but scaled products are computed as one chain without loop or branch, of which XLA
+makes one kernel: over many heads twice as fast as in four."""
+
+
+def tile_sizes(T: int, S: int, *, platform: str | None = None) -> tuple[int, int]:
+    """How many queries and how many keys make a tile.
+
+    A tile of logits must stay in the second-level cache of a CPU core, together with its weights; a small call
+    is one tile and no loop. Lengths are split evenly and rounded up to 16 rows, so that little is padded: 1021
+    queries are two tiles of 512, not one of 512 and one of 509. On an accelerator tiles are larger, since each
+    step of the loop is a kernel launch.
+
+    Args:
+      T: queries. S: keys. Either may be a symbol of `jax.export`, which may turn out short: its tiles are half as long.
+      platform: "cpu", "gpu" or "tpu"; the default backend if None.
+
+    Returns:
+      (queries, keys) of a tile, at least 1 each.
+    """
+    most = 512 if (platform or jax.default_backend()) == "cpu" else 1024
+
+    def even(n: int, most: int) -> int:
+        if not isinstance(n, int):
+            return most // 2
+        if n <= most:
+            return max(1, n)
+        return TILE_MULTIPLE * math.ceil(n / math.ceil(n / most) / TILE_MULTIPLE)
+
+    q = even(T, most)
+    # Few queries leave room for many keys: the same area, in fewer steps.
+    return q, even(S, max(most, most * most // q // TILE_MULTIPLE * TILE_MULTIPLE))
+
+
+def group_bytes(platform: str) -> int:
+    """Bytes of working set that one group of examples may have.
+
+    A CPU core must find them in its caches. An accelerator wants every unit busy, and its memory is the only bound.
+    """
+    return 8 * 2**20 if platform == "cpu" else 2**30
+
+
+DECODE_ROWS = 64
+"""Up to so many query rows for one key/value head of a cache, reading the keys is what costs (decoding); above, the
+products are, and tiles skip what the mask rules out (prefill)."""
+
+CHUNK_BYTES = 2**23
+"""Bytes of keys and values in the dtype of the arithmetic that one step of decoding reads: they stay in the caches."""

@@ -1,0 +1,336 @@
+"""Closed forms: the Jacobian of softmax, and the pull of each key.
+
+With c the scale, p the weights, g = dL/dout, a_ts = dL/dp_ts and ā_t = Σ_s p_ts a_ts:
+
+    dL/ds_ts = p_ts (a_ts − ā_t)
+    −dL/dq_t = Σ_s −c dL/ds_ts k_s      −dL/dk_s = Σ_t −c dL/ds_ts q_t      −dL/dv_s = Σ_t −p_ts g_t
+
+Every softmax here is jattn.softmax, so a saturated row keeps its tail in each of these.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _errors
+from jattn._softmax import log_softmax, softmax
+from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries, Values
+from jattn.arguments.options import qkv
+from jattn.masks import Mask
+from jattn.one_head import explain
+from jattn.reference import Steps
+
+Objective: TypeAlias = Callable[[Steps], jax.Array]
+"""A loss on any of the steps of attention: Steps(scores, scaled, weights, out) -> scalar."""
+
+
+class Pulls(NamedTuple):
+    """What each meeting of a query t and a key s contributes to a step downhill."""
+
+    on_q: Float[Array, "T S D"]
+    """Summed over the keys: −dL/dq."""
+    on_k: Float[Array, "T S D"]
+    """Summed over the queries: −dL/dk."""
+    on_v: Float[Array, "T S Dv"]
+    """Summed over the queries: −dL/dv."""
+
+
+class ProjectionPulls(NamedTuple):
+    """What each key contributes to a step downhill on the matrices that all words share."""
+
+    W_Q: Float[Array, "S M D"]
+    """Summed over the keys: −dL/dW_Q."""
+    W_K: Float[Array, "S M D"]
+    """Summed over the keys: −dL/dW_K."""
+    W_V: Float[Array, "S M Dv"]
+    """Summed over the keys: −dL/dW_V."""
+
+
+def attention_steps(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    scale: Numeric | None = None,
+) -> Steps:
+    """Every intermediate of attention, as `jattn.explain`, with derivatives that keep the tail of a saturated row.
+
+        weights = softmax(scale · q kᵀ + bias),    out = weights v
+
+    One head, no batch: map with jax.vmap.
+
+    Args:
+      q: [T, D]. k: [S, D]. v: [S, Dv].
+      mask: booleans [T, S] or a value of `jattn.masks`.
+      bias: added to the scores, broadcastable to [T, S].
+      scale: what the dot products are multiplied by; 1/√D if None.
+
+    Returns:
+      Steps(scores, scaled, weights, out). A query that meets nothing has weights and output 0.
+
+    Memory: T × S, several times.
+
+    Source: Vaswani et al. 2017, eq. 1; jax issue 40344 for the tail.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> keys = jnp.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])  # river, money, the
+      >>> print((100 * flow.attention_steps(keys[:1], keys, keys).weights).round())
+      [[49. 28. 24.]]
+    """
+    scores, scaled, _, out = explain(q, k, v, mask=mask, bias=bias, scale=scale)
+    weights = softmax(scaled)
+    return Steps(scores, scaled, weights, (weights @ jnp.asarray(v).astype(weights.dtype)).astype(out.dtype))
+
+
+def cross_entropy(target: ArrayLike) -> Objective:
+    """The loss −Σ_s π_s log p_s, of weights that should be one key, or a distribution π over the keys.
+
+        L = −log p_r,  or  −Σ_s π_s log p_s;    −dL/dq = c (k_r − k̄),  or  c (Σ_s π_s k_s − k̄)
+
+    Args:
+      target: the number of the key r, a whole number, possibly traced; or π [S], floating point, which sums to 1.
+
+    Returns:
+      A function of Steps: the mean over the queries. It is right to rounding however small p_r is.
+
+    Raises:
+      ValueError: `target` has more than one axis.
+
+    Memory: T × S.
+
+    Source: the logarithm of the definition; Shannon 1948.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.cross_entropy(0)(flow.attention_steps(jnp.zeros((1, 2)), jnp.eye(2), jnp.eye(2))).round(4))
+      0.6931
+    """
+    goal = _errors.array("cross_entropy", "target", target)
+    if goal.ndim > 1 or (goal.ndim == 0) != jnp.issubdtype(goal.dtype, jnp.integer):
+        remedy = "Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."
+        must = "target must be a whole number or a distribution [S]"
+        _errors.fail(ValueError, "cross_entropy", must, remedy, target=f"{goal.dtype}{_errors.shape(goal)}")
+
+    def loss(steps: Steps) -> jax.Array:
+        logs = log_softmax(steps.scaled)
+        if not goal.ndim:
+            return -jnp.mean(logs[:, goal])
+        pi = goal.astype(logs.dtype)
+        return -jnp.mean(jnp.sum(jnp.where(pi[None] == 0, 0, pi[None] * logs), 1))
+
+    return loss
+
+
+def squared_error(goal: ArrayLike) -> Objective:
+    """The loss ½ |out − goal|², summed over the output and averaged over the queries.
+
+        −dL/dq = c Cov_p(k, v) (goal − out)
+
+    Args:
+      goal: what the output should be, broadcastable to [T, Dv].
+
+    Returns:
+      A function of Steps.
+
+    Raises:
+      TypeError: `goal` is not an array of numbers.
+
+    Memory: T × Dv.
+
+    Source: calculus.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.squared_error(jnp.zeros(2))(flow.attention_steps(jnp.zeros((1, 2)), jnp.eye(2), jnp.eye(2))))
+      0.25
+    """
+    wanted = _errors.array("squared_error", "goal", goal)
+
+    def loss(steps: Steps) -> jax.Array:
+        miss = steps.out - jnp.broadcast_to(wanted, steps.out.shape).astype(steps.out.dtype)
+        return 0.5 * jnp.mean(jnp.sum(miss**2, 1))
+
+    return loss
+
+
+def softmax_jacobian(x: Float[Array, " n"]) -> Float[Array, "n n"]:
+    """The derivative of the weights with respect to their logits, dp_i/dx_j.
+
+        J = diag(p) − p pᵀ;  symmetric, ⪰ 0, J 1 = 0, trace 1 − |p|², largest eigenvalue ≤ ½
+
+    Args:
+      x: n logits. An entry of −inf has weight 0.
+
+    Returns:
+      [n, n], each entry right to rounding, whatever its size: 1 − p_i is the sum of the other weights.
+
+    Raises:
+      TypeError: `x` is not floating point. ValueError: `x` has not one axis.
+
+    Memory: n × n.
+
+    Source: calculus; the bound ½ is Gao and Pavel 2017, "On the properties of the softmax function", prop. 4.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.softmax_jacobian(jnp.zeros(2)))
+      [[ 0.25 -0.25]
+       [-0.25  0.25]]
+    """
+    x = _errors.array("softmax_jacobian", "x", x)
+    _errors.floating("softmax_jacobian", x=x)
+    _errors.rank("softmax_jacobian", 1, "[n]", "Map over rows with jax.vmap.", x=x)
+    p = softmax(x)
+    off = jnp.where(jnp.eye(len(x), dtype=bool), 0, jnp.outer(p, p))
+    return jnp.diag(off.sum(1)) - off  # p_i (1 − p_i) = Σ_{j≠i} p_i p_j: nothing cancels
+
+
+def jacobian_spectrum(x: Float[Array, " n"]) -> Float[Array, " n"]:
+    """The eigenvalues of the softmax Jacobian, smallest first.
+
+        0 = λ_1 ≤ λ_2 ≤ … ≤ λ_n ≤ ½,    p_(i) ≤ λ_{i+1} ≤ p_(i+1),    Σ λ = 1 − |p|²
+
+    with p_(1) ≤ p_(2) ≤ … the sorted weights: they interlace. Where λ_n nears 0, so does every gradient through them.
+
+    Args:
+      x: n logits.
+
+    Returns:
+      [n], to within eps of the largest; the first is 0 by theory, and is set to it.
+
+    Raises:
+      TypeError: `x` is not floating point. ValueError: `x` has not one axis.
+
+    Memory: n × n.
+
+    Source: Golub 1973, "Some modified matrix eigenvalue problems", for the interlacing.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.jacobian_spectrum(jnp.zeros(2)))
+      [0.  0.5]
+    """
+    return jnp.linalg.eigvalsh(softmax_jacobian(x)).at[0].set(0)
+
+
+def pulls(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    loss: Objective,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    scale: Numeric | None = None,
+) -> Pulls:
+    """What each pair of a query and a key contributes to −dL/dq, −dL/dk and −dL/dv.
+
+        on_q_ts = −c p_ts (a_ts − ā_t) k_s,    on_k_ts = −c p_ts (a_ts − ā_t) q_t,    on_v_ts = −p_ts dL/dout_t
+
+    with a_ts the derivative of the loss with respect to p_ts, through the output too. A pull along k_s that is
+    positive draws q_t to the key, a negative one drives it off. One head, no batch: map with jax.vmap.
+
+    Args:
+      q: [T, D]. k: [S, D]. v: [S, Dv].
+      loss: a function of Steps(scores, scaled, weights, out), such as `cross_entropy(0)`; it may use scaled, weights,
+        out, or all of them.
+      mask: booleans [T, S] or a value of `jattn.masks`.
+      bias: added to the scores, broadcastable to [T, S].
+      scale: what the dot products are multiplied by; 1/√D if None.
+
+    Returns:
+      Pulls(on_q [T, S, D], on_k [T, S, D], on_v [T, S, Dv]). What does not meet pulls with 0.
+
+    Raises:
+      TypeError: a dtype is of the wrong kind. ValueError: shapes do not fit.
+
+    Memory: T × S × (2 D + Dv).
+
+    Source: the chain rule through the softmax.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> keys = jnp.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])  # river, money, the
+      >>> on_q = flow.pulls(keys[:1], keys, keys, flow.cross_entropy(0)).on_q[0]
+      >>> print((100 * on_q).round(), (100 * on_q.sum(0)).round())  # river draws, the others drive off
+      [[36.  0.]
+       [-4. -2.]
+       [-0. -2.]] [33. -4.]
+    """
+    q, k, v = qkv("pulls", q, k, v)
+    c = q.shape[1] ** -0.5 if scale is None else scale
+    taken = attention_steps(q, k, v, mask=mask, bias=bias, scale=scale)
+
+    def from_logits(scaled: jax.Array, values: jax.Array) -> jax.Array:
+        weights = softmax(scaled)
+        out = weights @ values.astype(weights.dtype)
+        return loss(Steps(taken.scores, scaled, weights, out.astype(v.dtype)))
+
+    ds, on_out = jax.grad(from_logits)(taken.scaled, v), jax.grad(_through_out(loss, taken))(taken.out)
+    ds = jnp.asarray(c, ds.dtype) * ds
+    return Pulls(
+        -ds[..., None] * k[None].astype(ds.dtype),
+        -ds[..., None] * q[:, None].astype(ds.dtype),
+        -taken.weights[..., None] * on_out[:, None].astype(ds.dtype),
+    )
+
+
+def _through_out(loss: Objective, taken: Steps) -> Callable[[jax.Array], jax.Array]:
+    """The loss as a function of the output alone."""
+    return lambda out: loss(taken._replace(out=out))
+
+
+def projection_pulls(
+    x: Float[Array, "S M"],
+    W_Q: Float[Array, "M D"],
+    W_K: Float[Array, "M D"],
+    W_V: Float[Array, "M Dv"],
+    loss: Objective,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    scale: Numeric | None = None,
+) -> ProjectionPulls:
+    """What each key contributes to −dL/dW_Q, −dL/dW_K and −dL/dW_V in self-attention.
+
+        q = x W_Q, k = x W_K, v = x W_V;    W_Q_s = Σ_t x_t ⊗ on_q_ts,    W_K_s = x_s ⊗ Σ_t on_k_ts,
+        W_V_s = x_s ⊗ Σ_t on_v_ts
+
+    Args:
+      x: embeddings [S, M], one a word; every word is a query and a key.
+      W_Q: [M, D]. W_K: [M, D]. W_V: [M, Dv].
+      loss: a function of Steps.
+      mask, bias, scale: as in `pulls`.
+
+    Returns:
+      ProjectionPulls(W_Q [S, M, D], W_K [S, M, D], W_V [S, M, Dv]).
+
+    Memory: S × S × (2 D + Dv) and S × M × (2 D + Dv).
+
+    Source: dW_Q = Xᵀ dQ and its like.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> on = flow.projection_pulls(jnp.eye(2), jnp.eye(2), jnp.eye(2), jnp.eye(2), flow.cross_entropy(0))
+      >>> print((1000 * on.W_Q.sum(0)).round())
+      [[ 117. -117.]
+       [ 237. -237.]]
+    """
+    taken = pulls(x @ W_Q, x @ W_K, x @ W_V, loss, mask=mask, bias=bias, scale=scale)
+    return ProjectionPulls(
+        jnp.einsum("tm,tsd->smd", x, taken.on_q),
+        jnp.einsum("sm,tsd->smd", x, taken.on_k),
+        jnp.einsum("sm,tsd->smd", x, taken.on_v),
+    )

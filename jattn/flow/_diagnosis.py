@@ -1,0 +1,294 @@
+"""What to watch while one query learns whom to attention_steps, and the identities that its path must obey."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn import _errors
+from jattn._types import Array, Float
+from jattn.flow._closed import Objective, attention_steps, pulls
+from jattn.flow._margins import max_margin
+from jattn.flow._paths import Now, Observe, Trajectory, Tree, vary_as
+
+Read: TypeAlias = Callable[..., tuple[jax.Array, ...]]
+"""read(params, *data) -> (q [D], k [S, D]) or (q, k, v [S, Dv]): what the parameters make of one query and its keys."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Diagnostics:
+    """One moment of one query among its keys. No one of these numbers tells the story alone.
+
+    r is the target, k̄ = Σ_s p_s k_s the mean key that the query attends, u the max-margin direction.
+    """
+
+    q: Float[Array, " D"]
+    k: Float[Array, "S D"]
+    weights: Float[Array, " S"]
+    loss: Float[Array, ""]
+    p: Float[Array, ""]
+    """p_r, the target's weight."""
+    lead: Float[Array, ""]
+    """q·(k_r − k̄): by how much the target's score leads the mean score."""
+    cos_key: Float[Array, ""]
+    """cos(q, k_r); 0 where one of them is 0."""
+    cos_margin: Float[Array, ""]
+    """cos(q, u); 0 where no direction separates."""
+    norm: Float[Array, ""]
+    """|q|."""
+    margin: Float[Array, ""]
+    """min over j ≠ r of q·(k_r − k_j) / |q|: at most `widest`; 0 where q is 0."""
+    widest: Float[Array, ""]
+    """γ, the margin of u; 0 where the target lies in the hull of the others."""
+    direction: Float[Array, " D"]
+    """u."""
+    pulls: Float[Array, "S D"]
+    """What each key contributes to −dL/dq, in closed form."""
+    dq: Float[Array, " D"]
+    """dL/dq, by jax.grad."""
+    dk: Float[Array, "S D"]
+    """dL/dk, by jax.grad, the values held."""
+    conserved: Tree
+    """What a gradient flow conserves; None where nothing was named."""
+    drift: Tree
+    """By how much plain gradient descent must have changed it by now: the run's `sums`."""
+
+
+def loss_of(read: Read, objective: Objective) -> Callable[..., jax.Array]:
+    """The loss of parameters through the attention of one query.
+
+        L(params) = objective(attention_steps(q, k, v)),    (q, k, v) = read(params, *data)
+
+    Args:
+      read: read(params, *data) -> (q [D], k [S, D]), the keys being the values, or (q, k, v [S, Dv]).
+      objective: a loss on Steps, such as `cross_entropy(0)`.
+
+    Returns:
+      loss(params, *data) -> scalar, for `run` and `integrate`.
+
+    Memory: S.
+
+    Source: composition.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> loss = flow.loss_of(lambda q, k: (q, k), flow.cross_entropy(0))
+      >>> print(loss(jnp.zeros(2), jnp.eye(2)).round(4))
+      0.6931
+    """
+
+    def loss(params: Tree, *data: Any) -> jax.Array:
+        q, k, v = _read(read, params, data)
+        return objective(attention_steps(q[None], k, v))
+
+    return loss
+
+
+def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserved: Any = None) -> Observe:
+    """An `observe` for `run` and `integrate` that returns Diagnostics.
+
+    Args:
+      read: as in `loss_of`.
+      objective: the loss on Steps that is minimised.
+      target: r, the key to look at.
+      conserved: conserved(params) -> pytree, a quadratic that gradient flow keeps, such as `balance` of two factors.
+        Give `run` the same function as `track`, and its drift is predicted beside it.
+
+    Returns:
+      observe(now) -> Diagnostics.
+
+    Memory: S × D, and S × S for the max-margin direction.
+
+    Source: the closed forms of `pulls` and `max_margin`.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from jattn import flow
+      >>> keys = jnp.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])  # river, money, the
+      >>> read, objective = lambda q: (q, keys), flow.cross_entropy(0)
+      >>> path = flow.run(flow.loss_of(read, objective), keys[0], optax.sgd(1.0), 1000,
+      ...                 observe=flow.watch(read, objective, 0), at=500)
+      >>> print((100 * path.seen.p).round(), (1000 * path.seen.cos_key).round())  # it learns river, and turns away
+      [ 49.  99. 100.] [1000.  995.  995.]
+    """
+
+    def observe(now: Now) -> Diagnostics:
+        q, k, v = _read(read, now.params, now.data)
+        # Inside jax.shard_map a gradient by keys that all devices share would be summed over the devices.
+        q = vary_as(k, q)
+        k, v = vary_as(q, (k, v))
+
+        def by_parts(q: jax.Array, k: jax.Array) -> jax.Array:
+            return objective(attention_steps(q[None], k, v))
+
+        loss, (dq, dk) = jax.value_and_grad(by_parts, (0, 1))(q, k)
+        p = attention_steps(q[None], k, v).weights[0]
+        best = max_margin(k, target)
+        u, widest = (x.astype(q.dtype) for x in (best.direction, best.margin))
+        rival = jnp.arange(len(k)) != target
+        ahead = jnp.min(jnp.where(rival, (k[target][None] - k) @ q, jnp.inf), initial=jnp.inf)
+        size = jnp.linalg.norm(q)
+        return Diagnostics(
+            q=q, k=k, weights=p, loss=loss, p=p[target], lead=q @ (k[target] - p @ k),
+            cos_key=_cos(q, k[target]), cos_margin=_cos(q, u), norm=size,
+            margin=ahead / jnp.where(size == 0, 1, size), widest=widest, direction=u,
+            pulls=pulls(q[None], k, v, objective).on_q[0], dq=dq, dk=dk,
+            conserved=None if conserved is None else conserved(now.params), drift=now.sums,
+        )  # fmt: skip
+
+    return observe
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One identity: what was measured, what theory says, and how far apart they may be."""
+
+    identity: str
+    measured: float
+    predicted: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return bool(abs(self.measured - self.predicted) <= self.tolerance)  # NaN does not pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Every identity that was checked; printed, one a line."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def __getitem__(self, identity: str) -> Check:
+        return next(check for check in self.checks if check.identity == identity)
+
+    def __str__(self) -> str:
+        width = max((len(check.identity) for check in self.checks), default=0)
+        return "\n".join(
+            f"{'ok  ' if c.passed else 'FAIL'} {c.identity:<{width}}  measured {c.measured: .6g}  predicted "
+            f"{c.predicted: .6g}  within {c.tolerance:.1e}"
+            for c in self.checks
+        )
+
+
+def check(
+    trajectory: Trajectory,
+    *,
+    keys: Literal["frozen", "free", "projected"] = "frozen",
+    rate: float | None = None,
+    within: float = 0.05,
+) -> Report:
+    """Holds a path of Diagnostics to the identities of gradient flow.
+
+        Σ_s p_s = 1;    Σ_s pull_s = −dL/dq;    Σ_s dL/dk_s = 0;    dL/dk_s ∥ q;    margin ≤ γ
+        frozen keys stand still;  free keys keep their mean
+        conserved_t − conserved_0 = Σ of its second-order term in each update (plain gradient descent)
+        with `rate`, for the cross-entropy on a separable target:  η t L → 1/(cγ)²,  |q| gains ln 10 / (cγ) a decade
+
+    Args:
+      trajectory: of one run, observed with `watch`; outside of jit.
+      keys: how the keys follow from the parameters. Projected keys are held to neither of their lines.
+      rate: the learning rate η, or 1 for a path of `integrate`, which adds the limits, taken at the last looks.
+      within: how far the limits may still be off, relative. The identities are held to rounding.
+
+    Returns:
+      A Report: `passed`, `checks`, and a table as its text. Momentum and Adam fail the line on what is conserved, as
+      they should: they do not keep it.
+
+    Raises:
+      TypeError: the trajectory was not observed with `watch`. ValueError: `keys` is another word.
+
+    Memory: as the trajectory.
+
+    Source: the closed forms of `pulls`; Du, Hu and Lee 2018 for what is conserved; Soudry et al. 2018 for the limits.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from jattn import flow
+      >>> read, objective = lambda w: w, flow.cross_entropy(0)
+      >>> both = lambda w: flow.balance(*w)
+      >>> path = flow.run(flow.loss_of(read, objective), (jnp.ones(2), jnp.eye(2)), optax.sgd(0.1), 50, at=10,
+      ...                 observe=flow.watch(read, objective, 0, conserved=both), track=both)
+      >>> flow.check(path, keys="free").passed
+      True
+    """
+    seen = trajectory.seen
+    if not isinstance(seen, Diagnostics):
+        got = {"trajectory": f"of {type(seen).__name__}"}
+        _errors.fail(
+            TypeError, "check", "trajectory must be one of Diagnostics", "Run it with observe=watch(…).", **got
+        )
+    if keys not in ("frozen", "free", "projected"):
+        remedy = "Say frozen, free or projected."
+        _errors.fail(ValueError, "check", "keys must be one of three words", remedy, keys=repr(keys))
+    s = jax.tree.map(lambda x: np.asarray(x, np.float64), trajectory.kept().seen)
+    eps = float(jnp.finfo(trajectory.loss.dtype).eps)
+    S, D = s.k.shape[1:]
+    unit = 8 * eps * (S + D)  # a sum of that many terms
+    pull, reach = unit * max(abs(s.pulls).sum(1).max(), 1e-300), unit * max(abs(s.k).max(), 1)
+    across = s.dk - (s.dk @ s.q[:, :, None]) * s.q[:, None] / np.where(s.norm == 0, 1, s.norm**2)[:, None, None]
+    steps = float(np.asarray(trajectory.at)[-1])
+    checks = [
+        Check("no step met a NaN or an infinity", float(trajectory.broke), -1.0, 0.0),
+        Check("Σ_s p_s = 1", _worst(s.weights.sum(1), 1.0), 1.0, unit),
+        Check("Σ_s pull_s + dL/dq = 0", _worst(s.pulls.sum(1) + s.dq), 0.0, pull),
+        Check("Σ_s dL/dk_s = 0", _worst(s.dk.sum(1)), 0.0, unit * max(abs(s.dk).sum(1).max(), 1e-300)),
+        Check("dL/dk_s across q = 0", _worst(across), 0.0, unit * max(abs(s.dk).max(), 1e-300)),
+        Check("margin above γ = 0", max(float((s.margin - s.widest).max()), 0.0), 0.0, 8 * reach),
+    ]
+    if keys == "frozen":
+        checks.append(Check("keys moved = 0", _worst(s.k - s.k[:1]), 0.0, 0.0))
+    if keys == "free":
+        checks.append(
+            Check("mean key moved = 0", _worst(s.k.mean(1) - s.k[0].mean(0)), 0.0, reach * (1 + steps) ** 0.5)
+        )
+    if s.conserved is not None and s.drift is not None:
+        pairs = zip(jax.tree.leaves(s.conserved), jax.tree.leaves(s.drift), strict=True)
+        moved = [(x[-1] - x[0], d[-1] - d[0], abs(x).max()) for x, d in pairs]
+        i, j = max(((i, j) for i, m in enumerate(moved) for j in np.ndindex(m[0].shape)), key=_off(moved))
+        found, said, size = moved[i]
+        tolerance = unit * max(size, 1) * (1 + steps) ** 0.5
+        checks.append(Check("conserved: drift as predicted", float(found[j]), float(said[j]), tolerance))
+    return Report((*checks, *(_limits(trajectory, s, rate, within) if rate is not None else ())))
+
+
+def _limits(trajectory: Trajectory, s: Any, rate: float, within: float) -> tuple[Check, ...]:
+    """What theory says of the far end, where the target can be separated from its rivals."""
+    t, cg = rate * np.asarray(trajectory.kept().at, np.float64), float(s.widest[0]) / s.k.shape[2] ** 0.5
+    if cg == 0:
+        return (Check("γ > 0, so that there are limits", 0.0, 1.0, 0.0),)
+    early = int(np.searchsorted(t, t[-1] / 10))
+    gain, decade = s.norm[-1] - s.norm[early], np.log(t[-1] / t[early]) / cg
+    return (
+        Check("η t L → 1/(cγ)²", float(t[-1] * s.loss[-1]), 1 / cg**2, within / cg**2),
+        Check("|q| gains ln 10/(cγ) a decade", float(gain), float(decade), within * float(decade)),
+        Check("cos(q, u) → 1", float(s.cos_margin[-1]), 1.0, within),
+    )
+
+
+def _off(moved: list) -> Callable:
+    return lambda place: abs(moved[place[0]][0][place[1]] - moved[place[0]][1][place[1]])
+
+
+def _worst(x: np.ndarray, around: float = 0.0) -> float:
+    """The entry that is furthest from where it should be."""
+    return float(x.ravel()[abs(x - around).argmax()])
+
+
+def _cos(a: jax.Array, b: jax.Array) -> jax.Array:
+    size = jnp.linalg.norm(a) * jnp.linalg.norm(b)
+    return jnp.where(size == 0, 0, a @ b / jnp.where(size == 0, 1, size))
+
+
+def _read(read: Read, params: Tree, data: tuple) -> tuple[jax.Array, jax.Array, jax.Array]:
+    q, k, *v = read(params, *data)
+    return q, k, v[0] if v else k

@@ -1,0 +1,182 @@
+"""A long run, in parts: with a progress bar, and checkpoints from which it goes on after a kill."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jattn import _errors
+from jattn.flow._paths import Loss, Observe, Rule, RunState, Track, Trajectory, Tree, validate
+
+
+def run_in_parts(
+    loss: Loss,
+    params: Tree,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    *,
+    every: int,
+    folder: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[int, int], object] | None = None,
+    data: tuple = (),
+    observe: Observe | None = None,
+    at: int | Sequence[int] | None = None,
+    state: Tree = None,
+    track: Track | None = None,
+) -> Trajectory:
+    """A long `run`, taken in parts, with word of its progress and checkpoints from which it resumes.
+
+    Called again with the same arguments after it was stopped, by a kill too, it goes on from its last checkpoint and
+    ends bit for bit where it would have ended. It stops at once where a step meets a NaN or an infinity.
+
+    Args:
+      loss: as in `run`.
+      params, optimizer, steps, data, observe, at, state, track: as in `run`.
+      every: how many steps a part has at most, 1 or more: how often there is word, and how much a kill can cost.
+      folder: where to keep checkpoints, the last two; needs the extra `train`. None keeps none. Resuming takes what was
+        learned from there, and `loss`, `data` and `optimizer` from you.
+      on_progress: on_progress(steps taken, steps) after each part, such as `jattn.console.progress` makes.
+
+    Returns:
+      A Trajectory, as `run` does: of the kept looks alone where the run broke.
+
+    Raises:
+      TypeError, ValueError: as `run`; or the folder holds a run with other parameters, `steps` or `at`.
+      ImportError: a folder is given and orbax is not installed.
+
+    Memory: as `run`; a checkpoint holds what was seen so far.
+
+    Source: orbax, whose checkpoints are written beside and then renamed, so that one is whole or not there.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from jattn import flow
+      >>> args = (lambda x: 0.5 * x**2, jnp.float32(1), optax.sgd(0.5), 4)
+      >>> path = flow.run_in_parts(*args, every=3, on_progress=lambda done, steps: print(done, "of", steps))
+      3 of 4
+      4 of 4
+      >>> print(path.params)
+      0.0625
+    """
+    every = _errors.count("run_in_parts", "every", every, least=1)
+    rule, params, looks = validate("run_in_parts", loss, params, optimizer, steps, data, observe, at, track)
+    run_state = _begin(rule, params, state, data)
+    told = {"steps": steps, "at": list(looks), "params": _shapes((run_state.params, run_state.state, run_state.sums))}
+    seen: list[Tree] = []
+    kept = None if folder is None else _Checkpoints(folder, told)
+    if kept is not None:
+        like = jax.eval_shape(partial(_look, rule), run_state, data)
+        run_state, seen = kept.restore(run_state, like, looks)
+
+    stops = sorted({*looks, *range(every, steps, every), steps})
+    done = int(run_state.step)
+    if not seen and looks[0] == 0:
+        seen = [_look(rule, run_state, data)]
+    for stop in (t for t in stops if t > done):
+        if int(run_state.broke) >= 0:
+            break
+        run_state = _advance(rule, run_state, data, np.int32(stop - int(run_state.step)))
+        broke = int(run_state.broke) >= 0
+        if stop in looks and not broke:
+            seen.append(_look(rule, run_state, data))
+        if broke or stop % every == 0 or stop == steps:
+            if kept is not None:
+                seen = [_joined(seen)] if seen else []
+                kept.save(run_state, seen)
+            if on_progress is not None:
+                on_progress(int(run_state.step), steps)
+    if kept is not None:
+        kept.close()
+    if not seen:  # it broke before the first look: the end is shown in its place
+        seen, looks = [_look(rule, run_state, data)], (int(run_state.step),)
+    losses, shown = _joined(seen)
+    at_seen = jnp.asarray(looks[: len(losses)], jnp.int32)
+    return Trajectory(at_seen, losses, shown, run_state.params, run_state.state, run_state.sums, run_state.broke)
+
+
+@partial(jax.jit, static_argnames="rule")
+def _begin(rule: Rule, params: Tree, state: Tree, data: tuple) -> RunState:
+    return rule.begin(params, state, data)
+
+
+@partial(jax.jit, static_argnames="rule")
+def _advance(rule: Rule, run_state: RunState, data: tuple, n: Any) -> RunState:
+    return rule.steps(run_state, data, n)
+
+
+@partial(jax.jit, static_argnames="rule")
+def _look(rule: Rule, run_state: RunState, data: tuple) -> Tree:
+    """What there is to see, with a leading axis of 1."""
+    return jax.tree.map(lambda x: x[None], rule.look(run_state, data))
+
+
+def _joined(seen: list[Tree]) -> Tree:
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *seen)
+
+
+def _shapes(tree: Tree) -> list[str]:
+    """Each leaf by its path, dtype and shape, as a checkpoint says it."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [f"{jax.tree_util.keystr(path)} {x.dtype}{_errors.shape(x)}" for path, x in leaves]
+
+
+class _Checkpoints:
+    """A folder of checkpoints of one run, in the order of its steps."""
+
+    def __init__(self, folder: str | os.PathLike[str], told: dict) -> None:
+        try:
+            import orbax.checkpoint as ocp
+        except ImportError:
+            remedy = "Run: pip install 'jattn[train]'."
+            _errors.fail(
+                ImportError, "run_in_parts", "orbax must be there to keep a folder", remedy, orbax="not installed"
+            )
+        self._ocp, self._told = ocp, json.loads(json.dumps(told))
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        self._manager = ocp.CheckpointManager(Path(folder).absolute(), options=options)
+
+    def save(self, run_state: RunState, seen: list[Tree]) -> None:
+        if int(run_state.step) in self._manager.all_steps():  # it broke right there, and will again
+            return
+        args = self._ocp.args
+        held = args.Composite(arrays=args.StandardSave(_named(run_state, seen)), told=args.JsonSave(self._told))
+        self._manager.save(int(run_state.step), args=held, force=True)
+
+    def restore(self, run_state: RunState, like: Tree, looks: tuple[int, ...]) -> tuple[RunState, list[Tree]]:
+        """The last checkpoint, or the beginning."""
+        last = self._manager.latest_step()
+        if last is None:
+            return run_state, []
+        args = self._ocp.args
+        told = self._manager.restore(last, args=args.Composite(told=args.JsonRestore()))["told"]
+        if told != self._told:
+            others = " and ".join(name for name in self._told if told.get(name) != self._told[name])
+            remedy = "Give it a folder of its own, or ask for the run that is there."
+            must = "folder must hold the run that is asked for"
+            _errors.fail(ValueError, "run_in_parts", must, remedy, folder=f"of a run with other {others}")
+        n = sum(t <= last for t in looks)
+        blank = [jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), like)] if n else []
+        wanted = args.Composite(arrays=args.StandardRestore(_named(run_state, blank)))
+        held = self._manager.restore(last, args=wanted)["arrays"]
+        run_state = jax.tree.unflatten(jax.tree.structure(run_state), _ordered(held["run_state"]))
+        return run_state, [jax.tree.unflatten(jax.tree.structure(like), _ordered(held["seen"]))] if n else []
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _named(run_state: RunState, seen: list[Tree]) -> dict:
+    """The leaves by their numbers: what every version of orbax can hold, whatever the optimiser's state is made of."""
+    leaves = {"run_state": jax.tree.leaves(run_state), "seen": jax.tree.leaves(seen)}
+    return {name: {f"{i:06d}": x for i, x in enumerate(xs)} for name, xs in leaves.items() if xs}
+
+
+def _ordered(held: dict) -> list[jax.Array]:
+    return [held[name] for name in sorted(held)]

@@ -1,0 +1,148 @@
+"""What weights and logits are like, in one number each, and what a gradient flow conserves."""
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _errors
+from jattn._types import Array, Float, Keys, Numeric, Queries
+
+
+def entropy(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
+    """The entropy of each row of weights, in nats.
+
+        H = −Σ_s p_s log p_s,    0 ≤ H ≤ log S
+
+    Args:
+      weights: [..., S], rows that sum to one.
+
+    Returns:
+      [...]. A weight of 0 counts 0, so a row that meets nothing has entropy 0; its gradient is finite.
+
+    Memory: as `weights`.
+
+    Source: Shannon 1948.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.entropy(jnp.array([[0.5, 0.5], [1.0, 0.0]])))
+      [0.6931472 0.       ]
+    """
+    some = jnp.where(weights > 0, weights, 1)
+    return -jnp.sum(some * jnp.log(some), -1) + 0.0  # + 0.0: no −0
+
+
+def saturation(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
+    """How far each row of weights is from letting a gradient through: 0 where it is uniform, 1 where it is one-hot.
+
+        1 − trace J / (1 − 1/S),    trace J = 1 − |p|² = Σ_s p_s (1 − p_s)
+
+    Args:
+      weights: [..., S], rows that sum to one.
+
+    Returns:
+      [...], from 0 to 1. A single key (S = 1) is saturated: 1.
+
+    Memory: as `weights`.
+
+    Source: the trace of the softmax Jacobian.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.saturation(jnp.array([[0.5, 0.5], [1.0, 0.0]])))
+      [0. 1.]
+    """
+    n = weights.shape[-1]
+    return 1 - jnp.sum(weights * (1 - weights), -1) / (1 - 1 / n if n > 1 else 1)
+
+
+def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Array, ""]:
+    """The largest scaled dot product of any query with any key: what grows before a head saturates.
+
+        max_ts scale · ⟨q_t, k_s⟩
+
+    Args:
+      q: [T, D]. k: [S, D].
+      scale: 1/√D if None.
+
+    Returns:
+      A scalar; −inf where T or S is 0.
+
+    Memory: T × S.
+
+    Source: Dehghani et al. 2023, "Scaling vision transformers to 22 billion parameters", section 2.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.max_logit(2 * jnp.eye(4), jnp.eye(4)))
+      1.0
+    """
+    c = q.shape[-1] ** -0.5 if scale is None else scale
+    return jnp.max((q * jnp.asarray(c, q.dtype)) @ k.T, initial=-jnp.inf)
+
+
+def rollout(weights: Float[Array, "L T T"], *, residual: Numeric = 0.5) -> Float[Array, "T T"]:
+    """How much of each input reaches each position, if every layer mixed tokens by its weights alone.
+
+        R = Π_l ((1 − r) A_l + r I),  the last layer leftmost
+
+    Args:
+      weights: [L, T, T], the weights of each layer, the first layer first, heads averaged.
+      residual: r, the share that the skip connection carries, from 0 to 1.
+
+    Returns:
+      [T, T], rows that sum to one. L = 0 gives the identity.
+
+    Raises:
+      ValueError: `weights` has not the axes [L, T, T].
+
+    Memory: T × T.
+
+    Source: Abnar and Zuidema 2020, "Quantifying attention flow in transformers", section 3.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.rollout(jnp.full((2, 2, 2), 0.5)))
+      [[0.625 0.375]
+       [0.375 0.625]]
+    """
+    weights = _errors.array("rollout", "weights", weights)
+    _errors.floating("rollout", weights=weights)
+    if weights.ndim != 3 or weights.shape[1] != weights.shape[2]:
+        remedy = "Average over heads and stack the layers: weights.mean(1)."
+        _errors.fail(ValueError, "rollout", "weights must have the axes [L, T, T]", remedy, weights=weights)
+    eye, r = jnp.eye(weights.shape[1], dtype=weights.dtype), jnp.asarray(residual, weights.dtype)
+    return jax.lax.scan(lambda reached, A: (((1 - r) * A + r * eye) @ reached, None), eye, weights)[0]
+
+
+def balance(a: Float[Array, "*n D"], b: Float[Array, "*m D"]) -> Float[Array, "D D"]:
+    """What gradient flow conserves of two factors whose product alone the loss sees.
+
+        aᵀ a − bᵀ b,  where L depends on a bᵀ alone
+
+    For W_Q and W_K: balance(W_Q, W_K). For W_V and W_O: balance(W_V, W_O.T). For a free query and free keys:
+    balance(q, k), whose trace is |q|² − |K|²_F. Discrete gradient descent moves it by exactly η² (g_aᵀ g_a − g_bᵀ g_b)
+    a step, which is the balance of the two updates: hand it to `run` as `track`. Momentum and Adam break it.
+
+    Args:
+      a: [n, D], or [D] for a single row. b: [m, D], or [D].
+
+    Returns:
+      [D, D], symmetric.
+
+    Memory: D × D.
+
+    Source: Du, Hu and Lee 2018, "Algorithmic regularization in learning deep homogeneous models", theorem 2.2.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import flow
+      >>> print(flow.balance(jnp.array([1.0, 0.0]), jnp.eye(2)))
+      [[ 0.  0.]
+       [ 0. -1.]]
+    """
+    a, b = jnp.atleast_2d(a), jnp.atleast_2d(b)
+    return a.T @ a - b.T @ b

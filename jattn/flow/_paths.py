@@ -1,0 +1,297 @@
+"""The path of an optimiser: one traced loop, and what was seen along it."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jattn import _errors
+from jattn._types import Array, Float, Int
+
+Tree: TypeAlias = Any
+Loss: TypeAlias = Callable[..., jax.Array]
+"""loss(params, *data) -> scalar."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Now:
+    """One moment of a run, before its next step: what an `observe` may pick from; what it leaves is not computed."""
+
+    step: jax.Array
+    params: Tree
+    loss: jax.Array
+    grads: Tree
+    sums: Tree
+    """What `track` made of the updates, summed over all steps so far; None without one."""
+    state: Tree
+    """The optimiser's."""
+    data: tuple
+
+
+Observe: TypeAlias = Callable[[Now], Tree]
+Track: TypeAlias = Callable[[Tree], Tree]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """What was seen of a run, and where it ended."""
+
+    at: Int[Array, " n"]
+    """The steps at which it was looked at: the number of steps taken before."""
+    loss: Float[Array, " n"]
+    seen: Tree
+    """What `observe` picked, with a leading axis n; the parameters by default."""
+    params: Tree
+    """The last ones that are finite."""
+    state: Tree
+    sums: Tree
+    broke: Int[Array, ""]
+    """The number of the step that met a NaN or an infinity, in the loss, a gradient or a new parameter, and was not
+    taken: the parameters before it are the last. −1 if none did."""
+
+    def kept(self) -> "Trajectory":
+        """Only what was seen before the run broke; all of it if it did not. Of one run, outside of jit and vmap."""
+        n = int(np.sum(np.asarray(self.at) <= int(self.broke))) if int(self.broke) >= 0 else len(self.at)
+        at, loss, seen = jax.tree.map(lambda x: x[:n], (self.at, self.loss, self.seen))
+        return dataclasses.replace(self, at=at, loss=loss, seen=seen)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RunState:
+    """Where a run stands: all that its next step depends on."""
+
+    params: Tree
+    state: Tree
+    sums: Tree
+    step: jax.Array
+    broke: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a run does at each step; hashable by the identity of its functions, so that jit compiles it once."""
+
+    loss: Loss
+    optimizer: optax.GradientTransformation
+    observe: Observe | None
+    track: Track | None
+
+    def begin(self, params: Tree, state: Tree, data: tuple) -> RunState:
+        state = self.optimizer.init(params) if state is None else state
+        sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, params))
+        broke = jnp.where(_finite(params), jnp.int32(-1), jnp.int32(0))
+        # Inside jax.shard_map what starts as a constant must be said to differ between devices where `broke` does.
+        params, state, sums, step = vary_as(broke, (params, state, sums, jnp.int32(0)))
+        return RunState(params, state, sums, step, broke)
+
+    def step(self, run_state: RunState, data: tuple) -> RunState:
+        """One step of the optimiser, unless the run broke before or would now.
+
+        Chosen by a select, not by jax.lax.cond, whose batching fails on constants inside jax.shard_map (JAX 0.10).
+        """
+        loss, grads = jax.value_and_grad(self.loss)(run_state.params, *data)
+        update = optax.with_extra_args_support(self.optimizer).update
+        more = {"value": loss, "grad": grads, "value_fn": lambda params: self.loss(params, *data)}
+        with jax.numpy_dtype_promotion("standard"):  # optax's own arithmetic mixes floats and counts
+            updates, state = update(grads, run_state.state, run_state.params, **more)
+        params = optax.apply_updates(run_state.params, updates)
+        sums = None if self.track is None else jax.tree.map(jnp.add, run_state.sums, self.track(updates))
+        whole, good = run_state.broke < 0, _finite((loss, grads, params))
+        broke = jnp.where(whole & ~good, run_state.step, run_state.broke)
+        new, old = RunState(params, state, sums, run_state.step + 1, broke), dataclasses.replace(run_state, broke=broke)
+        return jax.tree.map(lambda a, b: jnp.where(whole & good, a, b), new, old)
+
+    def steps(self, run_state: RunState, data: tuple, n: Any) -> RunState:
+        """n steps; n may be traced, and where it is not this can be differentiated in reverse."""
+        if isinstance(n, int):
+            return jax.lax.scan(lambda w, _: (self.step(w, data), None), run_state, length=n)[0]
+        return jax.lax.fori_loop(np.int32(0), n, lambda _, w: self.step(w, data), run_state)
+
+    def look(self, run_state: RunState, data: tuple) -> tuple[jax.Array, Tree]:
+        """The loss, and what there is to see."""
+        if self.observe is None:
+            return self.loss(run_state.params, *data), run_state.params
+        loss, grads = jax.value_and_grad(self.loss)(run_state.params, *data)
+        return loss, self.observe(
+            Now(run_state.step, run_state.params, loss, grads, run_state.sums, run_state.state, data)
+        )
+
+
+def run(
+    loss: Loss,
+    params: Tree,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    *,
+    data: tuple = (),
+    observe: Observe | None = None,
+    at: int | Sequence[int] | None = None,
+    state: Tree = None,
+    track: Track | None = None,
+) -> Trajectory:
+    """Follows an optax optimiser for a number of steps, in one jitted scan, and returns what was seen on the way.
+
+        params_{t+1} = params_t + update(∇L(params_t)),    t = 0, …, steps − 1
+
+    Thousands of runs are one call: map it with jax.vmap over `params`, `data`, or `state` (with
+    optax.inject_hyperparams that is where learning rates and other hyper-parameters live), or over anything that an
+    optimiser made inside the mapped function was made from. Arrays that are sharded over a mesh stay where they are,
+    and it may be called within jax.shard_map.
+
+    Args:
+      loss: loss(params, *data) -> scalar. Keep one function object and it is compiled once.
+      params: a pytree of floating-point arrays.
+      optimizer: a gradient transformation of optax.
+      steps: how many, 0 or more.
+      data: further arguments of the loss, traced: pass arrays here rather than closing over them.
+      observe: picks what to keep from a `Now`: any pytree of arrays; the parameters if None.
+      at: when to look: every so many steps and after the last, or at these steps (as `log_steps` makes them), each the
+        number of steps taken before. At 0 and after the last if None.
+      state: the optimiser's state to begin with; optimizer.init(params) if None.
+      track: track(updates) -> pytree, summed over all steps and shown to `observe` as `sums`. With the function that
+        reads a conserved quadratic off the parameters this is its exact drift under plain gradient descent.
+
+    Returns:
+      Trajectory(at, loss, seen, params, state, sums, broke). A step that meets a NaN or an infinity is not taken, and
+      the run ends there: `broke` is its number, and what would be seen later shows the last good parameters; `kept`
+      cuts it.
+
+    Raises:
+      TypeError: a parameter is not floating point; `steps` or `at` are not whole numbers.
+      ValueError: `at` is not increasing within 0 to `steps`; the loss is not a scalar.
+
+    Memory: what `observe` picks, times the number of looks.
+
+    Source: optax; Robbins and Monro 1951 for the idea.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from jattn import flow
+      >>> path = flow.run(lambda x: 0.5 * x**2, jnp.float32(1), optax.sgd(0.5), 4, at=2)
+      >>> print(path.at, path.seen)
+      [0 2 4] [1.     0.25   0.0625]
+      >>> rates = jnp.array([0.5, 0.1])
+      >>> end = jax.vmap(lambda rate: flow.run(lambda x: 0.5 * x**2, jnp.float32(1), optax.sgd(rate), 4).params)
+      >>> print(end(rates))
+      [0.0625 0.6561]
+    """
+    rule, params, looks = validate("run", loss, params, optimizer, steps, data, observe, at, track)
+    return _run(rule, looks, params, data, state)
+
+
+@partial(jax.jit, static_argnames=("rule", "at"))
+def _run(rule: Rule, at: tuple[int, ...], params: Tree, data: tuple, state: Tree) -> Trajectory:
+    run_state = rule.steps(rule.begin(params, state, data), data, at[0])
+    first = rule.look(run_state, data)
+    gaps = np.diff(np.asarray(at, np.int32))
+    even = int(gaps[0]) if len(gaps) and (gaps == gaps[0]).all() else None
+
+    def on(run_state: RunState, gap: Any) -> tuple[RunState, tuple]:
+        run_state = rule.steps(run_state, data, gap if even is None else even)
+        return run_state, rule.look(run_state, data)
+
+    run_state, rest = jax.lax.scan(on, run_state, gaps)
+    loss, seen = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
+    return Trajectory(
+        jnp.asarray(at, jnp.int32), loss, seen, run_state.params, run_state.state, run_state.sums, run_state.broke
+    )
+
+
+def log_steps(steps: int, *, per_decade: int = 8) -> tuple[int, ...]:
+    """Logarithmically spaced steps to look at: 0, 1, …, `steps`.
+
+    Args:
+      steps: the last, 0 or more.
+      per_decade: how many between 10ⁿ and 10ⁿ⁺¹, at most; 1 or more.
+
+    Returns:
+      Whole numbers, increasing, the first 0 and the last `steps`.
+
+    Raises:
+      TypeError, ValueError: a number is not whole, or too small.
+
+    Example:
+      >>> from jattn import flow
+      >>> flow.log_steps(1000, per_decade=2)
+      (0, 1, 3, 10, 32, 100, 316, 1000)
+    """
+    steps = _errors.count("log_steps", "steps", steps)
+    per_decade = _errors.count("log_steps", "per_decade", per_decade, least=1)
+    grid = 10 ** (np.arange(int(per_decade * np.log10(max(steps, 1))) + 1) / per_decade)
+    return tuple(sorted({0, steps, *(round(float(t)) for t in grid if round(float(t)) <= steps)}))
+
+
+def validate(
+    caller: str,
+    loss: Loss,
+    params: Tree,
+    optimizer: Any,
+    steps: int,
+    data: tuple,
+    observe: Observe | None,
+    at: int | Sequence[int] | None,
+    track: Track | None,
+) -> tuple[Rule, Tree, tuple[int, ...]]:
+    """What every run is asked: its rule, its parameters as arrays, and the steps to look at."""
+    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+        got = {"optimizer": f"of type {type(optimizer).__name__}"}
+        _errors.fail(TypeError, caller, "optimizer must be one of optax", "Pass for example optax.sgd(0.1).", **got)
+    params = check_loss(caller, loss, params, data)
+    return Rule(loss, optimizer, observe, track), params, _looks(caller, steps, at)
+
+
+def check_loss(caller: str, loss: Loss, params: Tree, data: tuple) -> Tree:
+    """The parameters as arrays, once they and the loss are seen to be real."""
+    params = jax.tree.map(lambda x: _errors.array(caller, "params", x), params)
+    for x in jax.tree.leaves(params):
+        _errors.floating(caller, params=x)
+    made = jax.eval_shape(loss, params, *data)
+    if not hasattr(made, "shape") or made.shape or not jnp.issubdtype(made.dtype, jnp.floating):
+        got = f"{made.dtype}{_errors.shape(made)}" if hasattr(made, "shape") else f"of type {type(made).__name__}"
+        remedy = "Reduce it to one number, by a sum or a mean."
+        _errors.fail(ValueError, caller, "loss must return one real scalar", remedy, **{"loss returning": got})
+    return params
+
+
+def _looks(caller: str, steps: int, at: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The steps at which to look, increasing."""
+    steps = _errors.count(caller, "steps", steps)
+    if at is None:
+        return (0, steps) if steps else (0,)
+    if np.ndim(at) == 0:
+        return (*range(0, steps, _errors.count(caller, "at", at, least=1)), steps)
+    looks = tuple(_errors.count(caller, "at", t) for t in at)  # type: ignore[union-attr]
+    if not looks or looks[-1] > steps or any(b <= a for a, b in itertools.pairwise(looks)):
+        got = {"at": f"of {len(looks)} steps", "steps": str(steps)}
+        remedy = "Give them sorted, without repeats, as flow.log_steps(steps) does."
+        _errors.fail(ValueError, caller, "at must be increasing steps from 0 to steps", remedy, **got)
+    return looks
+
+
+def _finite(tree: Tree) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
+
+
+def _varying(x: jax.Array) -> frozenset:
+    """The mesh axes that x varies over within jax.shard_map. The first name is that of JAX before 0.10."""
+    kind = jax.typeof(x)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
+
+
+def vary_as(like: jax.Array, tree: Tree) -> Tree:
+    """Within jax.shard_map: `tree`, said to vary over every mesh axis that `like` varies over. Elsewhere: `tree`."""
+
+    def cast(x: jax.Array) -> jax.Array:
+        missing = tuple(_varying(like) - _varying(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)

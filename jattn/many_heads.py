@@ -1,0 +1,281 @@
+"""Attention over a batch of heads: the one-head function, mapped, under the signature of jax.nn."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _errors, masks
+from jattn._types import ArrayLike, Numeric, Score
+from jattn.arguments import heads, options
+from jattn.engine.attend import attend
+from jattn.masks import Mask
+
+_CALLER = "dot_product_attention"
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
+    *,
+    scale: Numeric | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: Literal["xla", "cudnn"] | None = None,
+    return_residual: bool = False,
+    score: Score | None = None,
+    sink: ArrayLike | None = None,
+    q_positions: ArrayLike | None = None,
+    k_positions: ArrayLike | None = None,
+    dropout_rate: Numeric = 0.0,
+    dropout_key: jax.Array | None = None,
+    tile: tuple[int, int] | None = None,
+) -> Any:
+    """Attention over a batch of heads, under the signature of jax.nn.dot_product_attention.
+
+    `attention`, mapped with jax.vmap over batch and heads. Shapes are spelled in the letters of jax.nn:
+    B batch, T queries, S keys and values, N query heads, K key/value heads, H width.
+
+    Args:
+      query: [B, T, N, H] or [T, N, H], floating point.
+      key: [B, S, K, H] or [S, K, H], N a multiple of K: each key/value head serves N / K query heads.
+      value: [B, S, K, Hv] or [S, K, Hv]; Hv may differ from H.
+      bias: floating point, of any shape that broadcasts to [B, N, T, S].
+      mask: booleans of the shapes of bias, or a value of `jattn.masks` that serves every head.
+      scale: what the dot products are multiplied by, a real scalar, possibly traced; 1/√H if None.
+      is_causal: query t meets keys s ≤ t, counted from the first rows whatever T and S, as in jax.nn.
+      query_seq_lengths: integers [B], how many rows of query are filled; the others give zeros.
+      key_value_seq_lengths: integers [B], how many rows of key and value are filled.
+      local_window_size: (left, right), or one number for both: how many tokens to each side are met.
+      implementation: None is jattn's engine, everywhere. 'xla' and 'cudnn' hand the call to jax.nn and its dense or
+        cuDNN path, with its semantics, memory and derivatives; never by themselves, and never as a fallback. The
+        call is refused, with the reason, where they cannot do it. The cuDNN path has not been run by this project.
+      return_residual: also return the log-sum-exp.
+      score: f(score, q_position, k_position) -> score on scalars, for every head.
+      sink: a logit that joins the denominator, a scalar or one a head [N].
+      q_positions: integers [T] or [B, T], where each query stands, in tokens; 0, 1, 2, … if None.
+      k_positions: integers [S] or [B, S], likewise. Both are needed where T ≠ S and `mask` or `score` looks at
+        them; is_causal and local_window_size count from the first rows without them.
+      dropout_rate: as in `attention`.
+      dropout_key: a key of jax.random, split for each head of each example.
+      tile: as in `attention`.
+
+    Returns:
+      [B, T, N, Hv] in the dtype of value, or with the residual (that, [B, T, N]), float32 or wider and
+      differentiable; without B for unbatched input. It differs from jax.nn in three things: a query that meets
+      nothing gives zeros and residual −inf, not the mean of all values; a NaN in a masked place stays there;
+      the residual has its gradient and is not rounded to the dtype of key.
+
+    Raises:
+      TypeError: a dtype is of the wrong kind.
+      ValueError: shapes do not fit; positions are missing where they matter; or an implementation that cannot do
+        the call.
+
+    Memory: linear in T and S, as `attention`; heads and examples are walked a few at a time.
+
+    Source: the signature of jax.nn.dot_product_attention, JAX 0.10; Ainslie et al. 2023, "GQA", for grouped heads.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jattn
+      >>> query = jax.random.normal(jax.random.key(0), (2, 7, 4, 8))
+      >>> key, value = jax.random.normal(jax.random.key(1), (2, 2, 7, 2, 8))  # two heads serve four
+      >>> ours = jattn.dot_product_attention(query, key, value, is_causal=True)
+      >>> theirs = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+      >>> bool(jnp.allclose(ours, theirs, atol=1e-6))
+      True
+    """
+    query, key, value, unbatched = _heads(query, key, value)
+    (B, T, N, _), (_, S, K, _) = query.shape, value.shape
+    if implementation is not None:
+        ours = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
+        ours["dropout_key"] = dropout_key
+        reason = unsupported_reason(
+            implementation, query, key, value, mask, [name for name, x in ours.items() if x is not None]
+        )
+        if reason is not None:
+            must = f"implementation must be able to do this call ({reason})"
+            got = {"implementation": repr(implementation)}
+            _errors.fail(ValueError, _CALLER, must, "Leave it out, or change what stands in its way.", **got)
+        found = call_jax_nn(
+            query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths, scale=scale, is_causal=is_causal,
+            local_window_size=local_window_size, implementation=implementation, return_residual=return_residual,
+        )  # fmt: skip
+        return jax.tree.map(lambda x: x[0], found) if unbatched else found
+
+    own: dict[str, _Option] = {}
+    shared = mask if isinstance(mask, Mask) else None
+    if shared is not None:
+        shared.validate(_CALLER, T, S, q_positions is not None or k_positions is not None)
+    if mask is not None and shared is None:
+        own["mask"] = _pairs("mask", options.booleans(_CALLER, "mask", mask), (B, N, T, S), K)
+    if bias is not None:
+        own["bias"] = _pairs("bias", options.bias_array(_CALLER, bias), (B, N, T, S), K)
+    if sink is not None:
+        sink = heads.sink_per_head(_CALLER, sink, N, "N")
+        own["sink"] = _Option(heads.split_heads(sink, K), (None, 0, 0)) if sink.ndim else _Option(sink, (None,) * 3)
+    for name, lengths in (("query_seq_lengths", query_seq_lengths), ("key_value_seq_lengths", key_value_seq_lengths)):
+        if lengths is not None:
+            own[name] = _Option(heads.per_row(_CALLER, name, lengths, (B,), "[B]", "rows"), (0, None, None))
+
+    if scale is not None:
+        scale = options.scale_array(_CALLER, scale)
+    one_sided = is_causal or local_window_size is not None
+    dependents = options.position_dependents(_CALLER, shared, score, _errors.wide(query, key, value))
+    if dependents or (one_sided and (q_positions is None) != (k_positions is None)):
+        _errors.both_positions(
+            _CALLER, T, S, q_positions, k_positions, dependents or ("is_causal or local_window_size",)
+        )
+    for name, given, axes, n in (("q_positions", q_positions, "T", T), ("k_positions", k_positions, "S", S)):
+        if given is not None:  # without them both sides count from their first rows, as in jax.nn
+            x = heads.per_row(_CALLER, name, given, (B, n), f"[B, {axes}]", "tokens", shared=True)
+            own[name] = _Option(x, (0 if x.ndim == 2 else None, None, None))
+    dropout = options.dropout(_CALLER, dropout_rate, dropout_key)
+    if dropout is not None:
+        keys = jax.random.split(dropout[0], (B, K, N // K))
+        own["dropout_key"] = _Option(keys, (0, 0, 0))
+
+    sizes = options.tile(_CALLER, tile)
+    if is_causal:
+        shared = _and(shared, masks.causal())
+    if local_window_size is not None:
+        shared = _and(shared, _window(local_window_size))
+
+    def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
+        allowed = shared
+        if "mask" in own:
+            allowed = _and(allowed, masks.dense(own.pop("mask")))
+        filled = own.pop("query_seq_lengths", None), own.pop("key_value_seq_lengths", None)
+        if any(n is not None for n in filled):
+            allowed = _and(allowed, masks.lengths(*filled))
+        if dropout is not None:
+            own["dropout"] = (own.pop("dropout_key"), dropout[1])
+        return attend(q, k, v, mask=allowed, score=score, scale=scale, tile=sizes, **own)
+
+    # A key/value head is never repeated in memory, and neither is an option that has one entry for all.
+    f = heads.vmap_heads(head, [{name: x.axes[level] for name, x in own.items()} for level in range(3)])
+    arrays = {name: x.array for name, x in own.items()}
+    found = f(heads.heads_before_rows(query, K), jnp.moveaxis(key, 1, 2), jnp.moveaxis(value, 1, 2), arrays)
+    out, lse = map(heads.rows_before_heads, found)
+    if unbatched:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_residual else out
+
+
+def unsupported_reason(
+    implementation: Any, query: jax.Array, key: jax.Array, value: jax.Array, mask: Any, ours: Sequence[str] = ()
+) -> str | None:
+    """Why jax.nn cannot do this call with its implementation `'xla'` or `'cudnn'`, in words; None if it can.
+
+    Args:
+      implementation: what was asked for.
+      query: [B, T, N, H]. key: [B, S, K, H]. value: [B, S, K, Hv].
+      mask: as in `dot_product_attention`.
+      ours: the names of the arguments in use that jax.nn does not have.
+    """
+    if implementation not in ("xla", "cudnn"):
+        return "there are None, which is jattn's own, 'xla' and 'cudnn'"
+    if ours:
+        return f"jax.nn has no {' and no '.join(ours)}"
+    if isinstance(mask, Mask):
+        return "jax.nn takes booleans for a mask; masks.to_dense makes them"
+    if not query.dtype == key.dtype == value.dtype:
+        return "jax.nn wants query, key and value in one dtype"
+    if key.shape != value.shape:
+        return "jax.nn wants value as wide as key"
+    if implementation == "cudnn" and jax.default_backend() != "gpu":
+        return f"cuDNN runs on an NVIDIA GPU, and the backend is {jax.default_backend()}"
+    if implementation == "cudnn" and query.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"cuDNN computes in bfloat16 and float16, not in {query.dtype}"
+    return None
+
+
+def call_jax_nn(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: Any,
+    mask: Any,
+    q_lengths: Any,
+    k_lengths: Any,
+    **same: Any,
+) -> Any:
+    """The call handed to jax.nn, which wants its lengths in int32."""
+    filled = {
+        name: n if n is None else jnp.asarray(n, jnp.int32)
+        for name, n in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths))
+    }
+    jax_nn: Any = jax.nn.dot_product_attention
+    return jax_nn(query, key, value, bias, mask, **filled, **same)
+
+
+class _Option(NamedTuple):
+    """An option, and its axis at each level: batch, key/value heads, query heads of one key/value head."""
+
+    array: jax.Array
+    axes: tuple[int | None, int | None, int | None]
+
+
+def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array, bool]:
+    """query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], and whether the B had to be added."""
+    axes = {"query": "[B, T, N, H]", "key": "[B, S, K, H]", "value": "[B, S, K, Hv]"}
+    q, k, v = (_errors.array(_CALLER, name, x) for name, x in zip(axes, (query, key, value), strict=True))
+    for x, (name, spelled) in zip((q, k, v), axes.items(), strict=True):
+        if x.ndim not in (3, 4):
+            must = f"{name} must have the axes {spelled}, or these without B"
+            remedy = "For one head without a batch call attention; map over further axes with jax.vmap."
+            _errors.fail(ValueError, _CALLER, must, remedy, **{name: x})
+    if not q.ndim == k.ndim == v.ndim:
+        remedy = "Give all three the axis B or none of them."
+        _errors.fail(
+            ValueError, _CALLER, "query, key and value must agree in their axes", remedy, query=q, key=k, value=v
+        )
+    _errors.floating(_CALLER, query=q, key=k, value=v)
+    unbatched = q.ndim == 3
+    if unbatched:
+        q, k, v = q[None], k[None], v[None]
+    (B, _, N, H), (B_k, _, K, H_k) = q.shape, k.shape
+    if k.shape[:3] != v.shape[:3]:
+        remedy = "Each key needs its one value."
+        _errors.fail(ValueError, _CALLER, "key and value must agree in B, S and K", remedy, key=k, value=v)
+    if B_k != B:
+        remedy = "Repeat neither: give both the same batch, or map the smaller with jax.vmap."
+        _errors.fail(ValueError, _CALLER, "query and key must agree in B", remedy, query=q, key=k)
+    if H_k != H:
+        remedy = "Project one of them to the width of the other."
+        _errors.fail(ValueError, _CALLER, "query and key must agree in H", remedy, query=q, key=k)
+    _errors.width(_CALLER, "H", query=q, key=k)
+    heads.group_size(_CALLER, N, K, "the query heads N must be a multiple of the K key heads", query=q, key=k)
+    return q, k, v, unbatched
+
+
+def _pairs(name: str, x: jax.Array, full: tuple[int, int, int, int], K: int) -> _Option:
+    """A bias or mask that broadcasts to [B, N, T, S], split into [B, K, N / K, T, S] where it has these axes."""
+    _errors.broadcastable(_CALLER, name, x, full, "[B, N, T, S]")
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)  # axes that are missing are the leading ones, as in jax.nn
+    one_batch, one_head = x.shape[0] == 1, x.shape[1] == 1
+    if not one_head:
+        x = heads.split_heads(x, K, 1)
+    x = x.squeeze(tuple(axis for axis, one in enumerate((one_batch, one_head)) if one))
+    axis = None if one_head else 0
+    return _Option(x, (None if one_batch else 0, axis, axis))
+
+
+def _and(a: Mask | None, b: Mask) -> Mask:
+    return b if a is None else a & b
+
+
+def _window(size: Any) -> Mask:
+    """jax.nn's local_window_size: (left, right), or one number for both sides."""
+    sizes = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    if len(sizes) != 2:
+        got = {"local_window_size": f"of {len(sizes)} numbers"}
+        remedy = "Pass (left, right), or one number for both."
+        _errors.fail(ValueError, _CALLER, "local_window_size must be two numbers of tokens", remedy, **got)
+    left, right = (_errors.count(_CALLER, "local_window_size", x) for x in sizes)
+    return masks.window(left, right)

@@ -1,0 +1,225 @@
+"""Masks that look at rows: where an entry lies in the arrays passed, whatever its position."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _errors
+from jattn._types import Array, Bool, Int
+from jattn._values import show, value
+from jattn.masks._algebra import PARTIAL, Mask, Spans, TileAxis, block_state, count
+
+
+@value
+class Lengths(Mask):
+    """See `lengths`."""
+
+    counts_rows = True
+
+    q: Int[Array, ""] | int | None
+    k: Int[Array, ""] | int | None
+
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        def filled(rows: TileAxis, n: Any) -> jax.Array:
+            return jnp.ones((), bool) if n is None else rows.numbers < n
+
+        return filled(q, self.q) & filled(k, self.k)
+
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        some, every = True, True
+        for tiles, n in ((q, self.q), (k, self.k)):
+            if n is not None:
+                some, every = (tiles.first < n) & some, (tiles.last < n) & every
+        return block_state(some, every)
+
+    def __repr__(self) -> str:
+        return f"lengths(q={show(self.q)}, k={show(self.k)})"
+
+
+@value
+class Dense(Mask):
+    """See `dense`."""
+
+    counts_rows = True
+
+    array: Bool[Array, "T S"]
+
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        return self.array
+
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        """Known where there is one entry for all rows of a side: of a whole array each tile would have to be read."""
+        if 1 not in self.array.shape:
+            return PARTIAL
+        row = self.array.reshape(-1)
+        spans = k if self.array.shape[0] == 1 else q
+        if row.shape[0] == 1:
+            return block_state(row[0], row[0])
+        return block_state(spans.of(row, jnp.any), spans.of(row, jnp.all))
+
+    def validate(self, caller: str, T: int, S: int, placed: bool) -> None:
+        _errors.broadcastable(caller, "mask", self.array, (T, S), "[T, S]")
+
+    def padded(self, T: int, S: int) -> Mask:
+        more = [(0, 0 if have == 1 else want - have) for have, want in zip(self.array.shape, (T, S), strict=True)]
+        return Dense(jnp.pad(self.array, more)) if any(n for _, n in more) else self
+
+    def leaf_axes(self) -> list[str]:
+        return ["qk"]
+
+    def __repr__(self) -> str:
+        return f"dense({show(self.array)})"
+
+
+@value
+class Segments(Mask):
+    """See `segments`."""
+
+    q: Int[Array, " T"]
+    k: Int[Array, " S"] | None
+
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        return self.q == self._of_keys
+
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        (low_q, high_q, seen_q), (low_k, high_k, seen_k) = _ids(self.q, q), _ids(self._of_keys, k)
+        some = (low_q <= high_k) & (low_k <= high_q) & (seen_q & seen_k != 0)
+        return block_state(some, (low_q == high_k) & (low_k == high_q))
+
+    def validate(self, caller: str, T: int, S: int, placed: bool) -> None:
+        if self.k is None and T != S:
+            remedy = "Say which segment each key is in: segments(q_ids, k_ids)."
+            _errors.fail(ValueError, caller, "k_ids must be given where T ≠ S", remedy, T=str(T), S=str(S))
+        for name, axis, ids, n in (("q_ids", "T", self.q, T), ("k_ids", "S", self._of_keys, S)):
+            if ids.shape != (n,):
+                remedy = f"Give each row the number of its segment: {axis} is {n} here."
+                _errors.fail(ValueError, caller, f"{name} must have the shape [{axis}]", remedy, **{name: ids})
+
+    def split_qk(self) -> Mask:
+        return Segments(self.q, self._of_keys)
+
+    def leaf_axes(self) -> list[str]:
+        return ["q", "k"]
+
+    def padded(self, T: int, S: int) -> Mask:
+        ids = (jnp.pad(x, (0, n - x.shape[0]), mode="edge") for x, n in ((self.q, T), (self._of_keys, S)))
+        return Segments(*ids)
+
+    @property
+    def _of_keys(self) -> jax.Array:
+        return self.q if self.k is None else self.k
+
+    def __repr__(self) -> str:
+        return f"segments({show(self.q)})" if self.k is None else f"segments({show(self.q)}, {show(self.k)})"
+
+
+def _ids(ids: jax.Array, tiles: Spans) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of each tile: its lowest and its highest id, and which of 32 remainders occur among them, as bits.
+
+    Ids in no order are told apart by the bits; the ids of documents packed in order by the ends alone.
+    """
+    bits = jnp.left_shift(jnp.uint32(1), (ids & 31).astype(jnp.uint32))
+    return tiles.of(ids, jnp.min), tiles.of(ids, jnp.max), tiles.of(bits, jnp.bitwise_or.reduce)
+
+
+def lengths(q: Any = None, k: Any = None) -> Mask:
+    """Only the first `q` rows of q and the first `k` rows of k exist; the rest is padding.
+
+    Counts rows of the arrays, whatever the positions say.
+
+    Args:
+      q: how many rows of q are filled: a whole number or an integer scalar, possibly traced (map over a
+        batch of lengths with jax.vmap), or None for all.
+      k: how many rows of k and v are filled, likewise.
+
+    Returns:
+      A mask. A length beyond the array means all of it; a length of 0 or less, nothing.
+
+    Raises:
+      TypeError: a length is not a scalar integer.
+      ValueError: neither is given.
+
+    Example:
+      >>> from jattn import masks
+      >>> print(masks.picture(masks.lengths(q=2, k=3), 3, 5))
+      ###··
+      ###··
+      ·····
+    """
+    if q is None and k is None:
+        remedy = "Say how many rows are filled: lengths(k=5)."
+        _errors.fail(ValueError, "lengths", "q or k must be given", remedy, q="None", k="None")
+    return Lengths(*(None if n is None else count("lengths", name, n, "rows") for name, n in (("q", q), ("k", k))))
+
+
+def dense(array: Any) -> Mask:
+    """The pairs that a boolean array marks True.
+
+    Args:
+      array: boolean, [T, S], or with 1 in place of either.
+
+    Returns:
+      A mask over the rows of the arrays, whatever the positions say.
+
+    Raises:
+      TypeError: the array is not boolean.
+      ValueError: it has not two axes. That it belongs to T queries and S keys is checked where it is used.
+
+    Memory: the array, which is the caller's own T × S.
+
+    Example:
+      >>> import numpy as np
+      >>> from jattn import masks
+      >>> masks.dense(np.eye(3, dtype=bool)) & masks.causal()
+      dense(bool[3,3]) & causal()
+      >>> print(masks.picture(masks.dense(np.array([[True, False, True, True]])), 2, 4))  # one row for all queries
+      #·##
+      #·##
+    """
+    x = _errors.array("dense", "array", array)
+    _errors.kind(
+        "dense", "array", x, jnp.bool_, "True lets a pair meet. An additive mask is a bias: attention(bias=...)."
+    )
+    _errors.rank("dense", 2, "[T, S]", "Map over a batch or heads with jax.vmap.", array=x)
+    return Dense(x)
+
+
+def segments(q_ids: Any, k_ids: Any = None) -> Mask:
+    """Rows of one segment meet: documents packed into one row, images of one batch, sets within a set.
+
+    Asks for rows of the arrays, whatever the positions say.
+
+    Args:
+      q_ids: integers [T], the segment of each row of q, in any order, possibly traced.
+      k_ids: integers [S], the segment of each row of k and v; as `q_ids` if None, which asks for T = S.
+
+    Returns:
+      A mask. `segments(ids) & causal()` is causal attention within each document. Padding is a segment of its own, or
+      a matter of `lengths`. A query whose segment no key has meets nothing.
+
+    Raises:
+      TypeError: ids are not integers.
+      ValueError: they have not one axis. That there is one for each row is checked where the mask is used.
+
+    Memory: the ids.
+
+    Source: Krell et al. 2021, "Efficient sequence packing without cross-contamination", section 3.2.
+
+    Example:
+      >>> from jattn import masks
+      >>> print(masks.picture(masks.segments([0, 0, 1, 1, 1]), 5))
+      ##···
+      ##···
+      ··###
+      ··###
+      ··###
+    """
+    given = {"q_ids": q_ids} if k_ids is None else {"q_ids": q_ids, "k_ids": k_ids}
+    ids = [_errors.array("segments", name, x) for name, x in given.items()]
+    for name, x in zip(given, ids, strict=True):
+        _errors.kind("segments", name, x, jnp.integer, "An id is the number of a segment: pass whole numbers.")
+        _errors.rank("segments", 1, "[T]" if name == "q_ids" else "[S]", "Map over a batch with jax.vmap.", **{name: x})
+    widest = max((x.dtype for x in ids), key=lambda dtype: dtype.itemsize)
+    dtype = jnp.int64 if widest.itemsize > 4 else jnp.int32  # a uint32 wraps, which keeps apart what is apart
+    return Segments(ids[0].astype(dtype), None if k_ids is None else ids[1].astype(dtype))

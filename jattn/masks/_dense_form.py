@@ -1,0 +1,79 @@
+"""A mask written out, for eyes and for other libraries."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jattn import _errors
+from jattn._types import Allowed
+from jattn.masks._algebra import Mask, Rows
+
+
+def picture(mask: Mask, T: int, S: int | None = None, *, q_positions: Any = None, k_positions: Any = None) -> str:
+    """A mask in characters: queries down, keys across, `#` where a pair meets.
+
+    Args:
+      mask: a mask.
+      T: how many queries.
+      S: how many keys; T if None.
+      q_positions: integers [T], where each query stands, in tokens; 0, 1, 2, … if not given.
+      k_positions: integers [S], where each key stands, likewise.
+
+    Returns:
+      T lines of S characters.
+
+    Raises:
+      TypeError, ValueError: as `to_dense`.
+
+    Memory: T × S, on request.
+
+    Example:
+      >>> from jattn import masks
+      >>> print(masks.picture(masks.causal() | masks.prefix(2), 4))
+      ##··
+      ##··
+      ###·
+      ####
+    """
+    dense = to_dense(mask, T, T if S is None else S, q_positions=q_positions, k_positions=k_positions)
+    return "\n".join("".join(row) for row in np.where(dense, "#", "·"))
+
+
+def to_dense(mask: Mask, T: int, S: int, *, q_positions: Any = None, k_positions: Any = None) -> Allowed:
+    """Every pair that a mask speaks of, written out: to look at, or to hand to another library.
+
+    Args:
+      mask: a mask.
+      T: how many queries.
+      S: how many keys.
+      q_positions: integers [T], where each query stands, in tokens; 0, 1, 2, … if not given.
+      k_positions: integers [S], where each key stands, likewise.
+
+    Returns:
+      Booleans [T, S].
+
+    Raises:
+      TypeError: `mask` is not a mask, or T or S is not a whole number.
+      ValueError: the mask looks at positions, T ≠ S and they are not given; or the mask holds an array
+        that does not belong to T queries and S keys.
+
+    Memory: T × S bytes, on request.
+
+    Example:
+      >>> from jattn import masks
+      >>> import jax.numpy as jnp
+      >>> decode = masks.to_dense(masks.causal(), 1, 4, q_positions=jnp.array([2]), k_positions=jnp.arange(4))
+      >>> print(decode.astype(int))
+      [[1 1 1 0]]
+    """
+    if not isinstance(mask, Mask):
+        remedy = "Make one with jattn.masks, or wrap a boolean array: masks.dense(array)."
+        _errors.fail(TypeError, "to_dense", "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
+    T, S = _errors.count("to_dense", "T", T), _errors.count("to_dense", "S", S)
+    mask.validate("to_dense", T, S, not (q_positions is None and k_positions is None))
+    seekers = ("mask",) if mask.looks_at_positions else ()
+    q_pos, k_pos = _errors.positions("to_dense", T, S, q_positions, k_positions, seekers)
+    q_pos = jnp.arange(T, dtype=jnp.int32) if q_pos is None else q_pos
+    k_pos = jnp.arange(S, dtype=jnp.int32) if k_pos is None else k_pos
+    return mask.tile(Rows(0, q_pos), Rows(0, k_pos))

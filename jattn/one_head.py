@@ -1,0 +1,246 @@
+"""Attention of one head: `attention`, `explain`, `weights_of`. Arguments are validated here, and trusted below."""
+
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _errors, masks, reference
+from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
+from jattn.arguments import options as arguments
+from jattn.engine.attend import attend
+from jattn.masks import Mask
+from jattn.reference import Steps
+
+
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    mask: Mask | Bool[ArrayLike, "T S"] | None = ...,
+    score: Score | None = ...,
+    bias: Float[ArrayLike, "T S"] | None = ...,
+    sink: Numeric | None = ...,
+    scale: Numeric | None = ...,
+    q_positions: Int[ArrayLike, " T"] | None = ...,
+    k_positions: Int[ArrayLike, " S"] | None = ...,
+    return_lse: Literal[False] = ...,
+    dropout_rate: Numeric = ...,
+    dropout_key: Array | None = ...,
+    tile: tuple[int, int] | None = ...,
+) -> Float[Array, "T Dv"]: ...
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    mask: Mask | Bool[ArrayLike, "T S"] | None = ...,
+    score: Score | None = ...,
+    bias: Float[ArrayLike, "T S"] | None = ...,
+    sink: Numeric | None = ...,
+    scale: Numeric | None = ...,
+    q_positions: Int[ArrayLike, " T"] | None = ...,
+    k_positions: Int[ArrayLike, " S"] | None = ...,
+    return_lse: Literal[True],
+    dropout_rate: Numeric = ...,
+    dropout_key: Array | None = ...,
+    tile: tuple[int, int] | None = ...,
+) -> tuple[Float[Array, "T Dv"], Float[Array, " T"]]: ...
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = None,
+    score: Score | None = None,
+    bias: Any = None,
+    sink: Any = None,
+    scale: Any = None,
+    q_positions: Any = None,
+    k_positions: Any = None,
+    return_lse: bool = False,
+    dropout_rate: Any = 0.0,
+    dropout_key: Any = None,
+    tile: tuple[int, int] | None = None,
+) -> Any:
+    """Attention of T queries over S keys: each output is a mean of the values, weighted by how well key meets query.
+
+        out_t = Σ_s exp(l_ts − lse_t) v_s,    lse_t = log(Σ_s exp(l_ts) + exp(sink))
+        l_ts = score(scale · ⟨q_t, k_s⟩, t, s) + bias_ts     where mask_ts, −∞ elsewhere
+
+    One head, no batch: map with jax.vmap.
+
+    Args:
+      q: [T, D], floating point.
+      k: [S, D].
+      v: [S, Dv]; Dv may differ from D.
+      mask: whether a pair meets: a value of `jattn.masks`, or booleans that broadcast to [T, S].
+      score: what a meeting is worth: f(score, q_position, k_position) -> score on scalars, closing over
+        whatever arrays it likes.
+      bias: added after the score, broadcastable to [T, S]. An entry of −inf gives a pair no weight (only
+        a mask also hides a NaN behind it); a learned one has its gradient.
+      sink: a logit that joins the denominator and brings no value, a scalar or [T].
+      scale: what the dot products are multiplied by, a real scalar, possibly traced; 1/√D if None.
+      q_positions: integers [T], where each query stands in the sequence, in tokens; 0, 1, 2, … if None.
+      k_positions: integers [S], likewise. Both are needed where T ≠ S and `mask` or `score` looks at them.
+      return_lse: also return the logarithm of each row's denominator, which makes the result a partial that
+        `merge` can join.
+      dropout_rate: the share of weights, 0 ≤ rate < 1, that are set to zero, the others divided by 1 − rate; lse is
+        that of the whole row.
+      dropout_key: a key of jax.random, needed where the rate is not 0. A pair's lot depends on the key and its two
+        row numbers alone, so that it is the same in every derivative and for every tile.
+      tile: how many queries and how many keys make a tile; if None, chosen from the shapes by
+        `jattn.engine.tuning.tile_sizes`.
+
+    Returns:
+      out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.
+      A query that meets nothing gives zeros, lse = −inf (or its sink) and no gradient. S = 0 is such a case
+      for every query; T = 0 gives empty arrays. What is masked does not exist: a NaN or an infinity there
+      reaches neither values nor derivatives. One that is met makes the row of its query NaN.
+
+    Raises:
+      TypeError: q, k, v or bias is not floating point; mask is not boolean; score is not a function.
+      ValueError: shapes do not fit; or positions are missing where they matter.
+
+    Memory: linear in T and S: the inputs, the outputs and a few tiles, for the value and for each derivative. A
+      dense mask or bias is the caller's own T × S.
+
+    Source: Vaswani et al. 2017, "Attention is all you need", eq. 1; Rabe and Staats 2021, "Self-attention does not
+      need O(n²) memory"; Dao et al. 2022, "FlashAttention".
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jattn
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 5, 4))
+      >>> jattn.attention(q, k, v, mask=jattn.masks.causal()).shape
+      (5, 4)
+      >>> heads = jax.vmap(jattn.attention)  # one head composes: a batch of 2, one call
+      >>> heads(*jax.random.normal(jax.random.key(0), (3, 2, 5, 4))).shape
+      (2, 5, 4)
+    """
+    caller = "attention"
+    q, k, v = arguments.qkv(caller, q, k, v)
+    options = arguments.one_head(caller, q, k, v, mask, score, bias, sink, scale, q_positions, k_positions)
+    dropped, sizes = arguments.dropout(caller, dropout_rate, dropout_key), arguments.tile(caller, tile)
+    out, lse = attend(q, k, v, **options, dropout=dropped, tile=sizes)
+    return (out, lse) if return_lse else out
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = None,
+    score: Score | None = None,
+    bias: Any = None,
+    scale: Any = None,
+    q_positions: Any = None,
+    k_positions: Any = None,
+) -> Steps:
+    """Every intermediate of `attention`, in the order in which it is computed.
+
+        scores = q kᵀ  →  scaled = score(scale · scores) + bias, −∞ where masked  →  weights = softmax(scaled)  →  out
+
+    One head, no batch: map with jax.vmap.
+
+    Args:
+      q: [T, D]. k: [S, D]. v: [S, Dv].
+      mask, score, bias, scale, q_positions, k_positions: as in `attention`.
+
+    Returns:
+      Steps(scores [T, S], scaled [T, S], weights [T, S], out [T, Dv]), a named tuple and so a pytree: it
+      passes through jit, vmap and grad. A query that meets nothing has weights and output 0.
+
+    Raises:
+      TypeError, ValueError: as `attention`.
+
+    Memory: T × S, several times: this one is for looking.
+
+    Source: Vaswani et al. 2017, "Attention is all you need", eq. 1.
+
+    Example:
+      >>> import jax.numpy as jnp, jattn
+      >>> bank = jnp.array([[1.0, 0.0]])
+      >>> keys = jnp.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])    # river, money, the
+      >>> values = jnp.array([[2.0, 0.0], [0.0, 3.0], [0.1, 0.1]])
+      >>> steps = jattn.explain(bank, keys, values)
+      >>> print((100 * steps.weights).round())  # river has 49 % of bank's attention
+      [[49. 28. 24.]]
+    """
+    q, k, v = arguments.qkv("explain", q, k, v)
+    options = arguments.one_head("explain", q, k, v, mask, score, bias, None, scale, q_positions, k_positions)
+    return reference.steps(q, k, v, **arguments.dense(q.shape[0], k.shape[0], options))[0]
+
+
+def weights_of(
+    q: Any,
+    k: Any,
+    lse: Any,
+    rows: Any = None,
+    *,
+    mask: Any = None,
+    score: Score | None = None,
+    bias: Any = None,
+    scale: Any = None,
+    q_positions: Any = None,
+    k_positions: Any = None,
+) -> Float[Array, "R S"]:
+    """The attention weights of chosen queries, recomputed from their log-sum-exp.
+
+        w_rs = exp(l_rs − lse_r)
+
+    One head, no batch: map with jax.vmap.
+
+    Args:
+      q: [T, D]. k: [S, D].
+      lse: [T], as `attention(..., return_lse=True)` gave it for the same options, a sink's share included.
+      rows: integers [R], which rows of q; all of them if None.
+      mask, score, bias, scale, q_positions, k_positions: as in `attention`.
+
+    Returns:
+      [R, S], in float32 or wider. A query that met nothing has weights 0. Each weight carries the rounding error of
+      its logit and of lse, |lse|·eps relative: where logits are as large as 1e6 in float32, use `explain`.
+
+    Raises:
+      TypeError, ValueError: as `attention`; or lse has not the shape [T], or rows are not integers [R].
+
+    Memory: R · S.
+
+    Source: Dao et al. 2022, "FlashAttention", section 3.1, where the backward pass recomputes its weights so.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jattn
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 6, 4))
+      >>> out, lse = jattn.attention(q, k, v, return_lse=True)
+      >>> w = jattn.weights_of(q, k, lse, jnp.array([2]))
+      >>> bool(jnp.allclose((w @ v)[0], out[2], atol=1e-6))
+      True
+    """
+    caller = "weights_of"
+    lse = _errors.array(caller, "lse", lse)
+    q, k, _ = arguments.qkv(caller, q, k, k)
+    options = arguments.one_head(caller, q, k, k, mask, score, bias, None, scale, q_positions, k_positions)
+    T, S = q.shape[0], k.shape[0]
+    _errors.floating(caller, lse=lse)
+    if lse.shape != (T,):
+        remedy = "Pass what attention(..., return_lse=True) returned for this q."
+        _errors.fail(ValueError, caller, "lse must have the shape [T]", remedy, q=q, lse=lse)
+    rows = jnp.arange(T, dtype=jnp.int32) if rows is None else _errors.array(caller, "rows", rows)
+    _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
+    _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    full = arguments.dense(T, S, {**options, "mask": None})
+
+    def one(r: jax.Array) -> jax.Array:
+        here = {**full, "mask": None, "sink": None, "q_positions": full["q_positions"][r][None]}
+        if options["mask"] is not None:
+            keys = masks.Rows(0, full["k_positions"])
+            here["mask"] = options["mask"].tile(masks.Rows(r, here["q_positions"]), keys)
+        if options["bias"] is not None:
+            here["bias"] = options["bias"] if options["bias"].shape[0] == 1 else options["bias"][r][None]
+        logits = reference.steps(q[r][None], k, k[:, :0], **here)[0].scaled[0]
+        return jnp.exp(jnp.where(logits == -jnp.inf, -jnp.inf, logits - jnp.where(lse[r] == -jnp.inf, 0, lse[r])))
+
+    return jax.vmap(one)(rows)
