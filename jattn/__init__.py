@@ -9,8 +9,8 @@ cache                   keys and values from step to step: contiguous, ring, pag
 flow                    the gradient: closed forms, paths of optimisers, what they obey
 heads                   tokens in, tokens out: multi-head, grouped, latent
 positions               where a token stands: rotary and its scalings, sinusoidal
-masks                   whether a query and a key meet
-scores                  what a meeting is worth
+masks                   which pairs of a query and a key are allowed
+scores                  what a score becomes before the softmax
 sharding                many devices: ring, all-to-all, gather, tree inside jax.shard_map
 reference               the definition, dense, on one page
 CHECKPOINT_NAMES        what a policy of jax.checkpoint saves, so that a gradient does not attend again

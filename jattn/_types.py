@@ -31,7 +31,7 @@ KPositions: TypeAlias = Int[Array, " S"]
 Partial: TypeAlias = tuple[Float[Array, "*B Dv"], Float[Array, "*B"]]
 
 Score: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""`score(score, q_position, k_position) -> score`, each a scalar: what a meeting is worth."""
+"""`score(score, q_position, k_position) -> score`, each a scalar: what a score becomes before the softmax."""
 
 __all__ = [
     "Allowed",

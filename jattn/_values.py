@@ -2,7 +2,7 @@
 
 A value is a frozen dataclass and a pytree: its arrays are leaves, everything else is structure, hashable, so that
 equal structures are compiled once. A function becomes one when the arrays that it closes over are taken out of it:
-two lambdas that compute the same are then equal, however often they are written anew.
+two lambdas that compute the same are then equal, however often they are written.
 """
 
 import dataclasses
@@ -128,7 +128,7 @@ def _on_one_device(jaxpr: Any, consts: Any, *xs: Any) -> list[Any]:
 
 
 def recomputed(f: Callable[[], Any]) -> Any:
-    """f(), of which nothing but what it closes over is kept for the transpose, which computes it anew.
+    """f(), of which nothing but what it closes over is kept for the transpose, which computes it again.
 
     As `jax.checkpoint(f)()`, whose cache would keep alive whatever tracers `f` closes over: they are arguments here.
     """

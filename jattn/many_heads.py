@@ -49,10 +49,10 @@ def dot_product_attention(
       bias: floating point, of any shape that broadcasts to [B, N, T, S].
       mask: booleans of the shapes of bias, or a value of `jattn.masks` that serves every head.
       scale: what the dot products are multiplied by, a real scalar, possibly traced; 1/√H if None.
-      is_causal: query t meets keys s ≤ t, counted from the first rows whatever T and S, as in jax.nn.
+      is_causal: query t attends keys s ≤ t, counted from the first rows whatever T and S, as in jax.nn.
       query_seq_lengths: integers [B], how many rows of query are filled; the others give zeros.
       key_value_seq_lengths: integers [B], how many rows of key and value are filled.
-      local_window_size: (left, right), or one number for both: how many tokens to each side are met.
+      local_window_size: (left, right), or one number for both: how many tokens to each side are attended.
       implementation: None is jattn's engine, everywhere. 'xla' and 'cudnn' hand the call to jax.nn and its dense or
         cuDNN path, with its semantics, memory and derivatives; never by themselves, and never as a fallback. The
         call is refused, with the reason, where they cannot do it. The cuDNN path has not been run by this project.
@@ -68,8 +68,8 @@ def dot_product_attention(
 
     Returns:
       [B, T, N, Hv] in the dtype of value, or with the residual (that, [B, T, N]), float32 or wider and
-      differentiable; without B for unbatched input. It differs from jax.nn in three things: a query that meets
-      nothing gives zeros and residual −inf, not the mean of all values; a NaN in a masked place stays there;
+      differentiable; without B for unbatched input. It differs from jax.nn in three things: a query that may
+      attend no key gives zeros and residual −inf, not the mean of all values; a NaN in a masked place stays there;
       the residual has its gradient and is not rounded to the dtype of key.
 
     Raises:
@@ -77,7 +77,7 @@ def dot_product_attention(
       ValueError: shapes do not fit; positions are missing where they matter; or an implementation that cannot do
         the call.
 
-    Memory: linear in T and S, as `attention`; heads and examples are walked a few at a time.
+    Memory: linear in T and S, as `attention`; heads and examples are computed a few at a time.
 
     Source: the signature of jax.nn.dot_product_attention, JAX 0.10; Ainslie et al. 2023, "GQA", for grouped heads.
 

@@ -1,6 +1,6 @@
 """Attention of one head: `attention`, `explain`, `weights_of`. Arguments are validated here, and trusted below."""
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,41 +13,28 @@ from jattn.masks import Mask
 from jattn.reference import Steps
 
 
+class AttentionOptions(TypedDict, total=False):
+    """The options of `attention` but return_lse, for functions that hand them on."""
+
+    mask: Mask | Bool[ArrayLike, "T S"] | None
+    score: Score | None
+    bias: Float[ArrayLike, "T S"] | None
+    sink: Numeric | None
+    scale: Numeric | None
+    q_positions: Int[ArrayLike, " T"] | None
+    k_positions: Int[ArrayLike, " S"] | None
+    dropout_rate: Numeric
+    dropout_key: Array | None
+    tile: tuple[int, int] | None
+
+
 @overload
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    mask: Mask | Bool[ArrayLike, "T S"] | None = ...,
-    score: Score | None = ...,
-    bias: Float[ArrayLike, "T S"] | None = ...,
-    sink: Numeric | None = ...,
-    scale: Numeric | None = ...,
-    q_positions: Int[ArrayLike, " T"] | None = ...,
-    k_positions: Int[ArrayLike, " S"] | None = ...,
-    return_lse: Literal[False] = ...,
-    dropout_rate: Numeric = ...,
-    dropout_key: Array | None = ...,
-    tile: tuple[int, int] | None = ...,
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[False] = ..., **options: Unpack[AttentionOptions]
 ) -> Float[Array, "T Dv"]: ...
 @overload
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    mask: Mask | Bool[ArrayLike, "T S"] | None = ...,
-    score: Score | None = ...,
-    bias: Float[ArrayLike, "T S"] | None = ...,
-    sink: Numeric | None = ...,
-    scale: Numeric | None = ...,
-    q_positions: Int[ArrayLike, " T"] | None = ...,
-    k_positions: Int[ArrayLike, " S"] | None = ...,
-    return_lse: Literal[True],
-    dropout_rate: Numeric = ...,
-    dropout_key: Array | None = ...,
-    tile: tuple[int, int] | None = ...,
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
 ) -> tuple[Float[Array, "T Dv"], Float[Array, " T"]]: ...
 def attention(
     q: Any,
@@ -66,7 +53,7 @@ def attention(
     dropout_key: Any = None,
     tile: tuple[int, int] | None = None,
 ) -> Any:
-    """Attention of T queries over S keys: each output is a mean of the values, weighted by how well key meets query.
+    """Attention of T queries over S keys: each output is a mean of the values, weighted by how well key matches query.
 
         out_t = Σ_s exp(l_ts − lse_t) v_s,    lse_t = log(Σ_s exp(l_ts) + exp(sink))
         l_ts = score(scale · ⟨q_t, k_s⟩, t, s) + bias_ts     where mask_ts, −∞ elsewhere
@@ -77,8 +64,8 @@ def attention(
       q: [T, D], floating point.
       k: [S, D].
       v: [S, Dv]; Dv may differ from D.
-      mask: whether a pair meets: a value of `jattn.masks`, or booleans that broadcast to [T, S].
-      score: what a meeting is worth: f(score, q_position, k_position) -> score on scalars, closing over
+      mask: whether a pair is allowed: a value of `jattn.masks`, or booleans that broadcast to [T, S].
+      score: what a score becomes before the softmax: f(score, q_position, k_position) -> score on scalars, closing over
         whatever arrays it likes.
       bias: added after the score, broadcastable to [T, S]. An entry of −inf gives a pair no weight (only
         a mask also hides a NaN behind it); a learned one has its gradient.
@@ -97,9 +84,9 @@ def attention(
 
     Returns:
       out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.
-      A query that meets nothing gives zeros, lse = −inf (or its sink) and no gradient. S = 0 is such a case
+      A query that may attend no key gives zeros, lse = −inf (or its sink) and no gradient. S = 0 is such a case
       for every query; T = 0 gives empty arrays. What is masked does not exist: a NaN or an infinity there
-      reaches neither values nor derivatives. One that is met makes the row of its query NaN.
+      reaches neither values nor derivatives. One that is attended makes the row of its query NaN.
 
     Raises:
       TypeError: q, k, v or bias is not floating point; mask is not boolean; score is not a function.
@@ -152,7 +139,7 @@ def explain(
 
     Returns:
       Steps(scores [T, S], scaled [T, S], weights [T, S], out [T, Dv]), a named tuple and so a pytree: it
-      passes through jit, vmap and grad. A query that meets nothing has weights and output 0.
+      passes through jit, vmap and grad. A query that may attend no key has weights and output 0.
 
     Raises:
       TypeError, ValueError: as `attention`.
@@ -201,8 +188,8 @@ def weights_of(
       mask, score, bias, scale, q_positions, k_positions: as in `attention`.
 
     Returns:
-      [R, S], in float32 or wider. A query that met nothing has weights 0. Each weight carries the rounding error of
-      its logit and of lse, |lse|·eps relative: where logits are as large as 1e6 in float32, use `explain`.
+      [R, S], in float32 or wider. A query without an allowed key has weights 0. Each weight carries the rounding
+      error of its logit and of lse, |lse|·eps relative: where logits are as large as 1e6 in float32, use `explain`.
 
     Raises:
       TypeError, ValueError: as `attention`; or lse has not the shape [T], or rows are not integers [R].

@@ -4,11 +4,12 @@
     w_ts = exp(l_ts − lse_t),    lse_t = log(Σ_s exp(l_ts) + exp(sink))
     out_t = Σ_s w_ts v_s
 
-This page is the subject, and the oracle of everything above it: it imports nothing that it judges.
-It takes T × S memory and every derivative of JAX. Give it float64 to measure others by.
+This page is the subject, and what everything above it is measured against, in float64. It takes T × S memory and every
+derivative of JAX. It shares three numerical steps with the engine (`_numerics`), so it is itself judged, in
+`tests/test_reference.py`, by attention written out in NumPy, which shares nothing.
 
 What is masked does not exist. A NaN or an infinity in a masked key, value, query or bias reaches neither
-values nor derivatives; one that is *met* makes the row of its query NaN. A query that meets nothing has
+values nor derivatives; one that is *attended* makes the row of its query NaN. A query that may attend no key has
 weights 0, output 0, and lse −∞ (its sink, if it has one).
 """
 
@@ -28,9 +29,9 @@ class Steps(NamedTuple):
     scores: Pairs
     """⟨q_t, k_s⟩, the raw dot products."""
     scaled: Pairs
-    """What enters the softmax: scale, score, bias and mask applied; −∞ where a pair does not meet."""
+    """What enters the softmax: scale, score, bias and mask applied; −∞ where a pair is not allowed."""
     weights: Pairs
-    """Rows that sum to one (to zero where nothing is met, to less than one beside a sink)."""
+    """Rows that sum to one (to zero where nothing is allowed, to less than one beside a sink)."""
     out: Out
     """Each query's weighted mean of the values."""
 
@@ -54,7 +55,7 @@ def steps(
 
     Args:
       q: [T, D]. k: [S, D]. v: [S, Dv].
-      mask: booleans [T, S], True where a pair meets; None lets all meet.
+      mask: booleans [T, S], True where a pair is allowed; None allows all.
       score: f(score, q_position, k_position) -> score, on scalars.
       bias: added to the scores, broadcastable to [T, S].
       sink: a logit that joins the denominator and has no value, broadcastable to [T].
@@ -78,22 +79,24 @@ def steps(
     """
     T, S, D = *q.shape[:1], *k.shape
     dtype = wide(q, k, v)
-    met = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))
-    (q, q_bad), (k, k_bad), (v_wide, v_bad) = (zero_nonfinite_rows(x.astype(dtype)) for x in (q, k, v))
+    allowed = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))
+    (q, q_nonfinite), (k, k_nonfinite), (v_wide, v_nonfinite) = (
+        zero_nonfinite_rows(x.astype(dtype)) for x in (q, k, v)
+    )
 
     # Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
     scale = jnp.asarray(D**-0.5 if scale is None else scale, dtype)
-    bad = q_bad[:, None] | k_bad[None, :]
-    scores = jnp.where(bad, jnp.nan, q @ k.T)
+    nonfinite = q_nonfinite[:, None] | k_nonfinite[None, :]
+    scores = jnp.where(nonfinite, jnp.nan, q @ k.T)
     scaled = (q * scale) @ k.T
     if score is not None:
         t = jnp.arange(T) if q_positions is None else q_positions
         s = jnp.arange(S) if k_positions is None else k_positions
         over_keys = jax.vmap(score, (0, None, 0))
-        scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(met, scaled, 0), t, s).astype(dtype)
+        scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(allowed, scaled, 0), t, s).astype(dtype)
     if bias is not None:
-        scaled = scaled + jnp.where(met, bias.astype(dtype), 0)
-    scaled = jnp.where(met, jnp.where(bad, jnp.nan, scaled), -jnp.inf)
+        scaled = scaled + jnp.where(allowed, bias.astype(dtype), 0)
+    scaled = jnp.where(allowed, jnp.where(nonfinite, jnp.nan, scaled), -jnp.inf)
 
     sinks = jnp.full((T,), -jnp.inf, dtype) if sink is None else jnp.broadcast_to(jnp.asarray(sink).astype(dtype), (T,))
     top = jax.lax.stop_gradient(jnp.maximum(scaled.max(1, initial=-jnp.inf), sinks))
@@ -105,7 +108,7 @@ def steps(
     weights = exps / total[:, None]
     lse = jnp.where(empty, -jnp.inf, top + jnp.log(total))
 
-    out = jnp.where((met & v_bad[None, :]).any(1)[:, None], jnp.nan, weights @ v_wide)
+    out = jnp.where((allowed & v_nonfinite[None, :]).any(1)[:, None], jnp.nan, weights @ v_wide)
     return Steps(scores, scaled, weights, out.astype(v.dtype)), lse
 
 

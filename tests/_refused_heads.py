@@ -41,7 +41,7 @@ POSITIONS = [
 ]  # fmt: skip
 
 PARAMS = heads.init(jax.random.key(0), 8, heads=4, kv_heads=2)
-LATENT = heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, turned_dim=2, value_dim=4, kv_rank=3)
+LATENT = heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, rope_dim=2, value_dim=4, kv_rank=3)
 MAPPED = "No batch: map with jax.vmap, in_axes (None, 0)."
 SHARE = "Each key/value head serves the same number of query heads."
 
@@ -61,13 +61,13 @@ HEADS = [
     (attend(x=ones(2, T, 8)), ValueError, f"project: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
     (attend(x=ones(T, 7)), ValueError, "project: x [T, E] must be as wide as params['q'] takes, got x [13, 7] and q [8, 4, 2]. Make params for this width: init(key, width, context_width=...)."),
     (attend(context=ones(S, 7)), ValueError, "project: context [S, C] must be as wide as params['k'] takes, got context [17, 7] and k [8, 2, 2]. Make params for this width: init(key, width, context_width=...)."),
-    (attend(context=ones(S, 8), turn=rotary, q_positions=ones(T, dtype=np.int32)), ValueError, "multi_head: turn looks at positions, so both sides must have them beside a context, got no k_positions. Say where the tokens of x and of the context stand, or leave turn out: cross attention has mostly none."),
-    (attend(each={"sink": ones(2)}), ValueError, "grouped: each must have one entry a head, H = 4, got each [2]. What all heads share goes beside it, as an option of its own."),
+    (attend(context=ones(S, 8), rope=rotary, q_positions=ones(T, dtype=np.int32)), ValueError, "multi_head: rope looks at positions, so both sides must have them beside a context, got no k_positions. Say where the tokens of x and of the context stand, or leave rope out: cross attention has mostly none."),
+    (attend(per_head={"sink": ones(2)}), ValueError, "grouped: per_head must have one entry a head, H = 4, got per_head [2]. What all heads share goes beside it, as an option of its own."),
     (group(H=3), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [3, 13, 6] and k [2, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (group(Hkv=4), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [4, 13, 6] and k [4, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (lambda: heads.grouped(ones(T, 6), ones(2, S, 6), ones(2, S, 6)), ValueError, "grouped: q must have the axes [H, T, D], got q [13, 6]. No batch: map with jax.vmap."),
-    (lambda: heads.latent_expanded(LATENT, ones(T, 7), turn=rotary), ValueError, "latents: x [T, E] must be as wide as params take, got x [13, 7] and kv_down [8, 3]. Make params for this width: latent_init(key, width, ...)."),
-    (lambda: heads.latent_absorbed(LATENT, ones(2, T, 8), turn=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
+    (lambda: heads.latent_expanded(LATENT, ones(T, 7), rope=rotary), ValueError, "latents: x [T, E] must be as wide as params take, got x [13, 7] and kv_down [8, 3]. Make params for this width: latent_init(key, width, ...)."),
+    (lambda: heads.latent_absorbed(LATENT, ones(2, T, 8), rope=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
 ]  # fmt: skip
 
 HOSTS = [

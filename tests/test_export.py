@@ -184,7 +184,7 @@ def test_a_gradient_for_several_platforms_runs_here():
 def model(params, x):
     """bfloat16: rotary positions, causal, [b, t, 8]."""
     turn = positions.rotary
-    return jax.vmap(lambda x: x + heads.multi_head(params, x, mask=masks.causal(), turn=turn))(x)
+    return jax.vmap(lambda x: x + heads.multi_head(params, x, mask=masks.causal(), rope=turn))(x)
 
 
 def parameters():

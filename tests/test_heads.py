@@ -97,12 +97,12 @@ def test_turning_comes_after_the_norm_and_sees_the_positions_of_each_side():
     params, x, context = drawn(qk_norm="rms"), normal(T, E, seed=50), normal(S, E, seed=51)
     stand, there = np.arange(T, dtype=np.int32) + 4, np.arange(S, dtype=np.int32)
     turn = lambda x: np.asarray(turned(x, stand if len(x) == T else there, base=50.0))  # noqa: E731
-    block = jax.jit(partial(heads.multi_head, turn=partial(rotary, base=50.0), mask=masks.causal()))
+    block = jax.jit(partial(heads.multi_head, rope=partial(rotary, base=50.0), mask=masks.causal()))
     got = block(params, x, context, q_positions=stand, k_positions=there)
     want = by_reference(params, x, context, turn, mask=stand[:, None] >= there[None])
     assert_close(got, want, ulps=64)
     # the distance alone matters, so that positions of self-attention may begin anywhere
-    alone = jax.jit(partial(heads.multi_head, turn=rotary))
+    alone = jax.jit(partial(heads.multi_head, rope=rotary))
     shifted = [alone(params, x, q_positions=stand + np.int32(n)) for n in (0, 1000)]
     assert_close(*shifted, ulps=1e5)
 
@@ -116,7 +116,7 @@ def test_each_head_has_its_own_sink_bias_and_score():
     def far(slope, score, t, s):
         return score - slope * (t - s).astype(score.dtype)
 
-    got = causal(params, x, each={"sink": sinks, "bias": biases, "score": Partial(far, slopes)})
+    got = causal(params, x, per_head={"sink": sinks, "bias": biases, "score": Partial(far, slopes)})
     own = lambda h: {"sink": sinks[h], "bias": biases[h], "score": Partial(far, slopes[h])}  # noqa: E731
     assert_close(got, by_reference(params, x, each=own, mask=CAUSAL), ulps=64)
 
@@ -161,7 +161,7 @@ def test_the_mean_and_variance_of_every_matrix_are_as_documented(name):
     initializer, variance = INITIALIZERS[name]
     made = init(jax.random.key(0), 96, heads=4, kv_heads=2, head_dim=40, value_dim=24, context_width=64,
                 gate=True, initializer=initializer)  # fmt: skip
-    latent = init(jax.random.key(1), 96, heads.latent_init, heads=4, head_dim=40, turned_dim=16, value_dim=24,
+    latent = init(jax.random.key(1), 96, heads.latent_init, heads=4, head_dim=40, rope_dim=16, value_dim=24,
                   kv_rank=32, q_rank=48, initializer=initializer)  # fmt: skip
     for params in (made, {n: w for n, w in latent.items() if "norm" not in n}):
         for which, w in params.items():
@@ -200,12 +200,12 @@ def test_unit_tokens_stay_unit_and_scores_have_variance_one():
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("q_rank", [None, 9])
 def test_latent_attention_expanded_is_absorbed_and_both_are_the_definition(q_rank):
-    made = init(jax.random.key(0), E, heads.latent_init, heads=H, head_dim=D, turned_dim=2, value_dim=DV, kv_rank=C,
+    made = init(jax.random.key(0), E, heads.latent_init, heads=H, head_dim=D, rope_dim=2, value_dim=DV, kv_rank=C,
                 q_rank=q_rank, initializer=jax.nn.initializers.zeros)  # fmt: skip
     p = {name: normal(*w.shape, seed=i) * 0.3 + np.asarray(w, np.float64) for i, (name, w) in enumerate(made.items())}
     x, stand, by = normal(T, E, seed=50), np.arange(T, dtype=np.int32) + 5, normal(T, E, seed=51)
-    turn, options = partial(rotary, base=30.0), {"mask": masks.causal(), "each": {"sink": normal(H, seed=9)}}
-    forms = [partial(f, positions=stand, turn=turn, **options) for f in (heads.latent_expanded, heads.latent_absorbed)]
+    turn, options = partial(rotary, base=30.0), {"mask": masks.causal(), "per_head": {"sink": normal(H, seed=9)}}
+    forms = [partial(f, positions=stand, rope=turn, **options) for f in (heads.latent_expanded, heads.latent_absorbed)]
 
     def loss(p, x, f):
         out = f(p, x)
@@ -219,7 +219,7 @@ def test_latent_attention_expanded_is_absorbed_and_both_are_the_definition(q_ran
     def rms(x, weight):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
 
-    latent, k_turned = rms(x @ p["kv_down"], p["kv_norm"]), turn(x @ p["k_turned"], stand)
+    latent, k_turned = rms(x @ p["kv_down"], p["kv_norm"]), turn(x @ p["k_rope"], stand)
     asked = rms(x @ p["q_down"], p["q_latent_norm"]) if q_rank else x
     total = 0
     for h in range(H):

@@ -92,7 +92,18 @@ def program(scheme, n, *, gradient=False, mask=None, order=None, x=None, T=None)
 
 def planned(x, n, mask, scheme):
     (_, T, H, D), (_, S, Hkv, _) = x[0].shape, x[1].shape
-    costs = sharding.plan(T, S, H, Hkv, D, x[0].dtype, n, 1e11, 1e9, mask).costs
+    costs = sharding.plan(
+        T,
+        S,
+        heads=H,
+        kv_heads=Hkv,
+        head_dim=D,
+        dtype=x[0].dtype,
+        devices=n,
+        flops_per_second=1e11,
+        bandwidth=1e9,
+        mask=mask,
+    ).costs
     return next(c for c in costs if c.scheme.startswith(scheme))
 
 
@@ -501,14 +512,18 @@ def test_a_mapped_scheme_is_the_scheme_of_each(scheme):
 
 def test_a_table_toward_a_million_tokens():
     for devices in (64, 256, 1024):
-        p = sharding.plan(2**20, 2**20, 32, 8, 128, jnp.bfloat16, devices, 4e14, 5e10, masks.causal())
+        p = sharding.plan(
+            2**20, 2**20, heads=32, kv_heads=8, head_dim=128, dtype=jnp.bfloat16, devices=devices,
+            flops_per_second=4e14, bandwidth=5e10, mask=masks.causal(),
+        )  # fmt: skip
         costs = {c.scheme: c for c in p.costs}
         assert costs["ring, zigzag"].balance <= 1.05 < 1.9 < costs["ring, contiguous"].balance
-        assert costs["all_to_all"].why_not == f"32 heads cannot be dealt to {devices} devices"
+        assert costs["all_to_all"].why_not == f"32 heads cannot be divided among {devices} devices"
         kv = 2**20 // devices * (8 * 2 * 128 * 2 + 4)  # and where they stand
         assert costs["ring, zigzag"].sent == (devices - 1) * kv
         assert f"{p.choice} " in next(line for line in str(p).splitlines() if "←" in line)
-    assert sharding.plan(7, 7, 2, 2, 4, jnp.float32, 4, 1e9, 1e9).choice == "none"
+    odd = {"heads": 2, "kv_heads": 2, "head_dim": 4, "dtype": jnp.float32, "devices": 4}
+    assert sharding.plan(7, 7, **odd, flops_per_second=1e9, bandwidth=1e9).choice == "none"
 
 
 def test_zigzag_and_back():

@@ -1,6 +1,7 @@
 """Cache: keys and values that stay from step to step, for a batch of rows of different lengths.
 
-A cache is a frozen pytree. `append` gives a new one that also holds the new tokens, `attention` meets what it holds:
+A cache is a frozen pytree. `append` gives a new one that also holds the new tokens, `attention` attends over
+them:
 
     contiguous   one buffer a row, until it is full
     ring         one buffer a row that is written around and around: what a window still sees

@@ -39,7 +39,7 @@ def attention(
     Args:
       q: [B, H, T, D], floating point, heads major; H a multiple of Hkv: a key/value head serves H / Hkv query heads.
       cache: of any kind; a ring adds its window to the mask.
-      mask: a value of `jattn.masks`, asked with the positions that the cache keeps; None lets all meet (cross
+      mask: a value of `jattn.masks`, asked with the positions that the cache keeps; None allows all (cross
         attention). `masks.dense` and `masks.lengths` speak of places in the buffer, not of positions.
       score: f(score, q_position, k_position) -> score on scalars, for every head.
       sink: a logit that joins the denominator and brings no value, a scalar or [H].
@@ -51,8 +51,8 @@ def attention(
 
     Returns:
       out [B, H, T, Dv] in the dtype of the cached values (of q where they are bytes), or (out, lse [B, H, T]), lse in
-      float32 or wider. A query that meets nothing gives zeros and −inf. A row that is `full`, a query whose
-      window reaches back to what a ring let go, and one that meets a NaN or infinity, in k or in v, give NaN in both.
+      float32 or wider. A query that may attend no key gives zeros and −inf. A row that is `full`, a query whose
+      window reaches back to what a ring let go, and one that attends a NaN or infinity, in k or in v, give NaN in both.
 
     Raises:
       TypeError: `cache` is not a cache, mask not a mask, or a dtype is of the wrong kind.
@@ -98,7 +98,7 @@ def cascade(
 
         merge(attention of all B · T queries over the prefix, attention of each row over its own tokens)
 
-    The prefix is kept once and read once, whatever B: its keys meet the queries of all rows in one matrix product.
+    The prefix is kept once and read once, whatever B: its keys and the queries of all rows are in one matrix product.
 
     Args:
       q: [B, H, T, D], as in `attention`.

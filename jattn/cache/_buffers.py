@@ -115,7 +115,7 @@ def ring(
 ) -> Ring:
     """An empty cache that keeps what a sliding window still sees: the newest window + chunk − 1 tokens of each row.
 
-    A query meets no key `window` or more positions before it, whatever else the mask says. The buffer is written
+    A query attends no key `window` or more positions before it, whatever else the mask says. The buffer is written
     around, so it is never full. A query whose window reaches back to a token that was let go (it was appended together
     with more than `chunk` − 1 later ones, or asks about the past) gives NaN; outside jit it is an error.
 

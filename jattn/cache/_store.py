@@ -24,7 +24,7 @@ class Store:
     """What the bytes of k are multiplied by; None where k is not kept in bytes."""
     v_scale: Float[Array, "N Hkv C"] | None
     nonfinite: Bool[Array, "N Hkv C"]
-    """Which tokens had a NaN or an infinity in k or v: they are kept as zeros, and make whoever meets them NaN."""
+    """Which tokens had a NaN or an infinity in k or v: kept as zeros, they make the queries that attend them NaN."""
     positions: Int[Array, "N C"]
 
     @property
@@ -90,12 +90,12 @@ def quantised(x: Float[Array, "*n D"]) -> tuple[Int[Array, "*n D"], Float[Array,
         scale = max_i |x_i| / 127,    |x_i − scale · bytes_i| ≤ scale / 2
 
     What becomes of attention: the logit of query t and key s moves by at most δ_ts = α · ‖q_t‖₁ · k_scale_s / 2,
-    with α the scale of attention. With δ the largest of them over the keys that t meets, the weights move by at most
+    with α the scale of attention. With δ the largest of them over the keys that t attends, the weights move by at most
     2 tanh(δ/2) in sum, since no set of keys can gain more than tanh(δ/2), and so
 
         |out_ti − exact| ≤ tanh(δ/2) · (max_s v_si − min_s v_si) + max_s v_scale_s / 2,    |lse_t − exact| ≤ δ
 
-    over the keys that t meets; a sink counts as one of value 0. A score of slope more than 1 multiplies δ by it.
+    over the keys that t attends; a sink counts as one of value 0. A score of slope more than 1 multiplies δ by it.
 
     Args:
       x: [*n, D], floating point and finite.

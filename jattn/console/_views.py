@@ -245,13 +245,13 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
     """Which tiles of queries and keys a mask visits, a character each, and how many of each kind there are.
 
     Args:
-      block_states: [I, J], for each tile 0: not visited; 1: some of its pairs meet; 2: all do.
+      block_states: [I, J], for each tile 0: not visited; 1: some of its pairs are allowed; 2: all are.
       title: a line above.
       width: the columns of the terminal; where the tiles are more, squares of tiles are drawn as one, which is
         visited if one of its tiles is, and whole if all are.
 
     Returns:
-      A rich Group: █ all meet, ▒ some do, · not visited.
+      A rich Group: █ all allowed, ▒ some allowed, · not visited.
 
     Raises:
       ValueError: `block_states` has other axes or holds something else.
@@ -262,7 +262,7 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
       >>> Console(width=60).print(console.tiles([[1, 0], [2, 1]]))
       ▒·
       █▒
-      █ all meet: 1, ▒ some meet: 2, · not visited: 1
+      █ all allowed: 1, ▒ some allowed: 2, · not visited: 1
     """
     v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
     if not np.isin(v, (0, 1, 2)).all():
@@ -273,7 +273,7 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
     drawn = ["".join("█" if (s == 2).all() else "▒" if s.any() else "·" for s in row) for row in squares]
     foot = ", ".join(
         f"{sign} {words}: {c}"
-        for sign, words, c in zip("█▒·", ("all meet", "some meet", "not visited"), counts, strict=True)
+        for sign, words, c in zip("█▒·", ("all allowed", "some allowed", "not visited"), counts, strict=True)
     )
     if n > 1:
         foot += f"; a character is {n} × {n} tiles"

@@ -100,7 +100,7 @@ class TileScore:
 
 def hoist_closure(score: Score, dtype: Any) -> tuple[Any, tuple[jax.Array, ...]]:
     """A score modifier as a hashable function of the arrays that it closes over, and these, so that they have
-    derivatives. Equal score modifiers are one program, however often they are written anew."""
+    derivatives. Equal score modifiers are one program, however often they are written."""
     if isinstance(score, scores.Score):
         leaves, tree = jax.tree.flatten(score)
         return TileScore(tree), tuple(jax.device_put(x) if isinstance(x, float) else jnp.asarray(x) for x in leaves)

@@ -189,13 +189,13 @@ def tiles(
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Which tiles of queries and keys a mask visits, over the pairs that may meet or over the values of a score.
+    """Which tiles of queries and keys a mask visits, over the allowed pairs or over the values of a score.
 
     Args:
-      block_states: [I, J], for each tile of queries and of keys 0: none of its pairs meet and it is not visited;
-        1: some do; 2: all do, and it needs no mask.
-      values: [T, S], drawn below the tiles: booleans, whether a pair meets, or real numbers, what a score adds. Zero
-        is paper; what is not finite is left blank.
+      block_states: [I, J], for each tile of queries and of keys 0 (EMPTY): none of its pairs is allowed, and it is not
+        visited; 1 (PARTIAL): some are; 2 (FULL): all are, and it needs no mask.
+      values: [T, S], drawn below the tiles: booleans, whether a pair is allowed, or real numbers, what a score adds.
+        Zero is paper; what is not finite is left blank.
       shape: (queries, keys) of one tile; as fits `values` if None.
       ax: where to draw; a figure of its own if None.
       title: what is to be seen.
@@ -214,7 +214,7 @@ def tiles(
       >>> from jattn import figures
       >>> figure = figures.tiles([[1, 0], [2, 1]], shape=(128, 128))
       >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-      ['all meet: 1 of 4', 'some meet: 2 of 4', 'not visited: 1 of 4']
+      ['all allowed: 1 of 4', 'some allowed: 2 of 4', 'not visited: 1 of 4']
     """
     v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
     if not np.isin(v, (0, 1, 2)).all():
@@ -243,7 +243,11 @@ def tiles(
         picture = ax.imshow(x, cmap=colours, vmin=0 if plain else -far, vmax=1 if plain else far, extent=box)
         if not plain:
             figure.colorbar(picture, ax=ax, label="what the score adds", shrink=0.8)
-    looks = {2: ("#1f4e79", None, "all meet"), 1: ("#2f6da4", "..", "some meet"), 0: ("0.45", "xx", "not visited")}
+    looks = {
+        2: ("#1f4e79", None, "all allowed"),
+        1: ("#2f6da4", "..", "some allowed"),
+        0: ("0.45", "xx", "not visited"),
+    }
     for state, (colour, hatch, words) in looks.items():
         found = np.argwhere(v == state)
         style: dict[str, Any] = {

@@ -27,7 +27,7 @@ Objective: TypeAlias = Callable[[Steps], jax.Array]
 
 
 class Pulls(NamedTuple):
-    """What each meeting of a query t and a key s contributes to a step downhill."""
+    """What each pair of a query t and a key s contributes to a step downhill."""
 
     on_q: Float[Array, "T S D"]
     """Summed over the keys: −dL/dq."""
@@ -70,7 +70,7 @@ def attention_steps(
       scale: what the dot products are multiplied by; 1/√D if None.
 
     Returns:
-      Steps(scores, scaled, weights, out). A query that meets nothing has weights and output 0.
+      Steps(scores, scaled, weights, out). A query that may attend no key has weights and output 0.
 
     Memory: T × S, several times.
 
@@ -249,7 +249,7 @@ def pulls(
       scale: what the dot products are multiplied by; 1/√D if None.
 
     Returns:
-      Pulls(on_q [T, S, D], on_k [T, S, D], on_v [T, S, Dv]). What does not meet pulls with 0.
+      Pulls(on_q [T, S, D], on_k [T, S, D], on_v [T, S, Dv]). A pair that is not allowed pulls with 0.
 
     Raises:
       TypeError: a dtype is of the wrong kind. ValueError: shapes do not fit.

@@ -16,7 +16,7 @@ def entropy(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
       weights: [..., S], rows that sum to one.
 
     Returns:
-      [...]. A weight of 0 counts 0, so a row that meets nothing has entropy 0; its gradient is finite.
+      [...]. A weight of 0 counts 0, so a row without an allowed key has entropy 0; its gradient is finite.
 
     Memory: as `weights`.
 

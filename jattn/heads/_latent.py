@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Int
-from jattn.heads._multi import LECUN, Params, Turn, grouped, matrices, output, rms_norm
+from jattn.heads._multi import LECUN, Params, Rope, grouped, matrices, output, rms_norm
 
 
 def latent_init(
@@ -17,7 +17,7 @@ def latent_init(
     *,
     heads: int,
     head_dim: int,
-    turned_dim: int,
+    rope_dim: int,
     value_dim: int,
     kv_rank: int,
     q_rank: int | None = None,
@@ -31,7 +31,7 @@ def latent_init(
       width: E.
       heads: H.
       head_dim: D, of the part of q and k that positions leave alone.
-      turned_dim: R, of the part that they turn; the keys of all heads share it.
+      rope_dim: R, of the part that is rotated; the keys of all heads share it.
       value_dim: Dv.
       kv_rank: C, of the latent of keys and values.
       q_rank: of the latent of queries; None for none.
@@ -39,23 +39,23 @@ def latent_init(
 
     Returns:
       q [E, H, D + R], or q_down [E, Q], q_latent_norm [Q] and q [Q, H, D + R]; kv_down [E, C], kv_norm [C],
-      k [C, H, D], v [C, H, Dv]; k_turned [E, R]; out [H, Dv, E]. Norms are 1.
+      k [C, H, D], v [C, H, Dv]; k_rope [E, R]; out [H, Dv, E]. Norms are 1.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
 
     Example:
       >>> import jax
       >>> from jattn import heads
-      >>> params = heads.latent_init(jax.random.key(0), 32, heads=4, head_dim=8, turned_dim=4, value_dim=8, kv_rank=6)
+      >>> params = heads.latent_init(jax.random.key(0), 32, heads=4, head_dim=8, rope_dim=4, value_dim=8, kv_rank=6)
       >>> params["q"].shape, params["kv_down"].shape, params["k"].shape
       ((32, 4, 12), (32, 6), (6, 4, 8))
     """
     shapes: dict[str, tuple[int, ...]] = {
-        "q": (q_rank or width, heads, head_dim + turned_dim),
+        "q": (q_rank or width, heads, head_dim + rope_dim),
         "kv_down": (width, kv_rank),
         "k": (kv_rank, heads, head_dim),
         "v": (kv_rank, heads, value_dim),
-        "k_turned": (width, turned_dim),
+        "k_rope": (width, rope_dim),
         "out": (heads, value_dim, width),
     } | ({"q_down": (width, q_rank)} if q_rank else {})
     norms = {"kv_norm": jnp.ones(kv_rank, dtype)} | ({"q_latent_norm": jnp.ones(q_rank, dtype)} if q_rank else {})
@@ -67,7 +67,7 @@ def latents(
     x: Float[ArrayLike, "T E"],
     *,
     positions: Int[ArrayLike, " T"] | None = None,
-    turn: Turn,
+    rope: Rope,
     eps: float = 1e-6,
 ) -> tuple[Float[Array, "H T D"], Float[Array, "H T R"], Float[Array, "T C"], Float[Array, "T R"]]:
     """What each token asks, and what is kept of it: the part that both forms of latent attention share.
@@ -76,11 +76,11 @@ def latents(
       params: as `latent_init` makes them.
       x: [T, E].
       positions: integers [T], in tokens; 0, 1, 2, … if None.
-      turn: f(x [T, R], positions [T]) -> [T, R], as functools.partial(rotary, interleaved=True).
+      rope: f(x [T, R], positions [T]) -> [T, R], as functools.partial(rotary, interleaved=True).
       eps: added to the mean square in the norms of the latents.
 
     Returns:
-      q [H, T, D], and the part of it that is turned [H, T, R]; the latent of keys and values [T, C] and the turned
+      q [H, T, D], and the part of it that is rotated [H, T, R]; the latent of keys and values [T, C] and the rotated
       part of the keys [T, R]: C + R numbers a token are all that a cache needs.
 
     Raises:
@@ -91,8 +91,8 @@ def latents(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jattn import heads, positions
-      >>> params = heads.latent_init(jax.random.key(0), 32, heads=4, head_dim=8, turned_dim=4, value_dim=8, kv_rank=6)
-      >>> [part.shape for part in heads.latents(params, jnp.ones((7, 32)), turn=positions.rotary)]
+      >>> params = heads.latent_init(jax.random.key(0), 32, heads=4, head_dim=8, rope_dim=4, value_dim=8, kv_rank=6)
+      >>> [part.shape for part in heads.latents(params, jnp.ones((7, 32)), rope=positions.rotary)]
       [(4, 7, 8), (4, 7, 4), (7, 6), (7, 4)]
     """
     caller = "latents"
@@ -108,8 +108,8 @@ def latents(
     q = jnp.einsum("te,ehd->htd", asked, params["q"])
     D = params["k"].shape[2]
     latent = rms_norm(x @ params["kv_down"], params["kv_norm"], eps=eps)
-    q_turned = jax.vmap(turn, (0, None))(q[:, :, D:], positions)
-    return q[:, :, :D], q_turned, latent, turn(x @ params["k_turned"], positions)
+    q_rope = jax.vmap(rope, (0, None))(q[:, :, D:], positions)
+    return q[:, :, :D], q_rope, latent, rope(x @ params["k_rope"], positions)
 
 
 def latent_expanded(
@@ -117,19 +117,19 @@ def latent_expanded(
     x: Float[ArrayLike, "T E"],
     *,
     positions: Int[ArrayLike, " T"] | None = None,
-    turn: Turn,
+    rope: Rope,
     eps: float = 1e-6,
     **options: Any,
 ) -> Float[Array, "T E"]:
     """Multi-head latent attention with each head's keys and values written out: the form to train in.
 
-        l_tsh = scale · (⟨q_th, c_s K_h⟩ + ⟨turned q_th, turned k_s⟩),    out_t = Σ_h Σ_s w_tsh (c_s V_h) · out_h
+        l_tsh = scale · (⟨q_th, c_s K_h⟩ + ⟨rotated q_th, rotated k_s⟩),    out_t = Σ_h Σ_s w_tsh (c_s V_h) · out_h
 
     No batch: map with jax.vmap, in_axes (None, 0).
 
     Args:
-      params, x, positions, turn, eps: as in `latents`.
-      **options: as in `multi_head`, `each` included; scale is 1/√(D + R) if it is not given.
+      params, x, positions, rope, eps: as in `latents`.
+      **options: as in `multi_head`, `per_head` included; scale is 1/√(D + R) if it is not given.
 
     Returns:
       [T, E].
@@ -144,18 +144,18 @@ def latent_expanded(
     Example:
       >>> import jax, jax.numpy as jnp, jattn
       >>> from jattn import heads, positions
-      >>> params = heads.latent_init(jax.random.key(0), 32, heads=4, head_dim=8, turned_dim=4, value_dim=8, kv_rank=6)
+      >>> params = heads.latent_init(jax.random.key(0), 32, heads=4, head_dim=8, rope_dim=4, value_dim=8, kv_rank=6)
       >>> x = jax.random.normal(jax.random.key(1), (7, 32))
-      >>> how = {"turn": positions.rotary, "mask": jattn.masks.causal()}
+      >>> how = {"rope": positions.rotary, "mask": jattn.masks.causal()}
       >>> written_out, absorbed = heads.latent_expanded(params, x, **how), heads.latent_absorbed(params, x, **how)
       >>> bool(jnp.allclose(written_out, absorbed, atol=1e-5))
       True
     """
-    q, q_turned, latent, k_turned = latents(params, x, positions=positions, turn=turn, eps=eps)
+    q, q_rope, latent, k_rope = latents(params, x, positions=positions, rope=rope, eps=eps)
     k = jnp.einsum("sc,chd->hsd", latent, params["k"])
     v = jnp.einsum("sc,chd->hsd", latent, params["v"])
-    k_turned = jnp.broadcast_to(k_turned[None], (k.shape[0], *k_turned.shape))
-    q, k = jnp.concatenate([q, q_turned], 2), jnp.concatenate([k, k_turned], 2)
+    k_rope = jnp.broadcast_to(k_rope[None], (k.shape[0], *k_rope.shape))
+    q, k = jnp.concatenate([q, q_rope], 2), jnp.concatenate([k, k_rope], 2)
     out = grouped(q, k, v, q_positions=positions, k_positions=positions, **options)
     return output(params, out, x)
 
@@ -165,7 +165,7 @@ def latent_absorbed(
     x: Float[ArrayLike, "T E"],
     *,
     positions: Int[ArrayLike, " T"] | None = None,
-    turn: Turn,
+    rope: Rope,
     eps: float = 1e-6,
     **options: Any,
 ) -> Float[Array, "T E"]:
@@ -173,11 +173,11 @@ def latent_absorbed(
 
         ⟨q_th, c_s K_h⟩ = ⟨q_th K_hᵀ, c_s⟩,    Σ_s w_tsh (c_s V_h) = (Σ_s w_tsh c_s) V_h
 
-    Every head then reads one shared key, the latent beside its turned part, and one shared value, the latent itself.
+    Every head then reads one shared key, the latent beside its rotated part, and one shared value, the latent itself.
     No batch: map with jax.vmap, in_axes (None, 0).
 
     Args:
-      params, x, positions, turn, eps: as in `latents`.
+      params, x, positions, rope, eps: as in `latents`.
       **options: as in `latent_expanded`.
 
     Returns:
@@ -193,13 +193,13 @@ def latent_absorbed(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jattn import heads, positions
-      >>> params = heads.latent_init(jax.random.key(0), 32, heads=4, head_dim=8, turned_dim=4, value_dim=8, kv_rank=6)
-      >>> heads.latent_absorbed(params, jnp.ones((7, 32)), turn=positions.rotary).shape
+      >>> params = heads.latent_init(jax.random.key(0), 32, heads=4, head_dim=8, rope_dim=4, value_dim=8, kv_rank=6)
+      >>> heads.latent_absorbed(params, jnp.ones((7, 32)), rope=positions.rotary).shape
       (7, 32)
     """
-    q, q_turned, latent, k_turned = latents(params, x, positions=positions, turn=turn, eps=eps)
-    options = {"scale": (q.shape[2] + q_turned.shape[2]) ** -0.5} | options
-    q = jnp.concatenate([jnp.einsum("htd,chd->htc", q, params["k"]), q_turned], 2)
-    k = jnp.concatenate([latent, k_turned], 1)
+    q, q_rope, latent, k_rope = latents(params, x, positions=positions, rope=rope, eps=eps)
+    options = {"scale": (q.shape[2] + q_rope.shape[2]) ** -0.5} | options
+    q = jnp.concatenate([jnp.einsum("htd,chd->htc", q, params["k"]), q_rope], 2)
+    k = jnp.concatenate([latent, k_rope], 1)
     out = grouped(q, k[None], latent[None], q_positions=positions, k_positions=positions, **options)
     return output(params, jnp.einsum("htc,chd->htd", out, params["v"]), x)

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Int
+from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
 from jattn.one_head import attention
 
 LECUN = jax.nn.initializers.lecun_normal()
 Params: TypeAlias = dict[str, Any]
-Turn: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
-"""`turn(x [T, D], positions [T]) -> [T, D]`, as functools.partial(rotary, base=500_000.0)."""
+Rope: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""`rope(x [T, D], positions [T]) -> [T, D]`, as functools.partial(rotary, base=500_000.0)."""
 
 
 def init(
@@ -106,9 +107,9 @@ def multi_head(
     *,
     q_positions: Int[ArrayLike, " T"] | None = None,
     k_positions: Int[ArrayLike, " S"] | None = None,
-    turn: Turn | None = None,
+    rope: Rope | None = None,
     eps: float = 1e-6,
-    each: dict[str, Any] | None = None,
+    per_head: dict[str, Any] | None = None,
     **options: Any,
 ) -> Float[Array, "T E"]:
     """Attention of tokens to themselves, or to a context: project, attend in every head, join the heads.
@@ -124,17 +125,17 @@ def multi_head(
       context: [S, C], the tokens that are asked; x if None.
       q_positions: integers [T], where each token of x stands, in tokens; 0, 1, 2, … if None.
       k_positions: integers [S], likewise for the context; those of x if there is none. Both are needed beside a
-        context where something looks at them: `turn`, a mask or a score.
-      turn: what positions do to q and k of each head, after their norm: f(x [T, D], positions [T]) -> [T, D], as
+        context where something looks at them: `rope`, a mask or a score.
+      rope: what positions do to q and k of each head, after their norm: f(x [T, D], positions [T]) -> [T, D], as
         functools.partial(rotary, base=500_000.0).
       eps: added to the mean square in the norms of q and k.
-      each: options of `attention` that have one entry a head, as {"sink": [H], "bias": [H, T, S],
+      per_head: options of `attention` that have one entry a head, as {"sink": [H], "bias": [H, T, S],
         "score": a pytree that is a function, with a leading axis H in its leaves}.
       **options: options of `attention` that all heads share: mask, score, bias, sink, scale, dropout_rate, tile; and
         dropout_key, which is split over the heads.
 
     Returns:
-      [T, E], in the dtype that x and params have together. A token that meets nothing gives 0, or its out_bias.
+      [T, E], in the dtype that x and params have together. A token that may attend no other gives 0, or its out_bias.
 
     Raises:
       TypeError, ValueError: as `attention`; params do not fit x, the context, or one another; positions are missing.
@@ -155,20 +156,20 @@ def multi_head(
       (3, 7, 32)
     """
     x = _errors.array("multi_head", "x", x)
-    if turn is not None and context is not None and (q_positions is None or k_positions is None):
+    if rope is not None and context is not None and (q_positions is None or k_positions is None):
         missing = [n for n, p in (("q_positions", q_positions), ("k_positions", k_positions)) if p is None]
         remedy = (
-            "Say where the tokens of x and of the context stand, or leave turn out: cross attention has mostly none."
+            "Say where the tokens of x and of the context stand, or leave rope out: cross attention has mostly none."
         )
         _errors.fail(
-            ValueError, "multi_head", "turn looks at positions, so both sides must have them beside a context", remedy,
+            ValueError, "multi_head", "rope looks at positions, so both sides must have them beside a context", remedy,
             no=" and no ".join(missing),
         )  # fmt: skip
     k_positions = q_positions if context is None and k_positions is None else k_positions
-    q, k, v = project(params, x, context, q_positions=q_positions, k_positions=k_positions, turn=turn, eps=eps)
+    q, k, v = project(params, x, context, q_positions=q_positions, k_positions=k_positions, rope=rope, eps=eps)
     if "temperature" in params:
         options = {"scale": 1.0} | options
-    out = grouped(q, k, v, each=each, q_positions=q_positions, k_positions=k_positions, **options)
+    out = grouped(q, k, v, per_head=per_head, q_positions=q_positions, k_positions=k_positions, **options)
     return output(params, out, x)
 
 
@@ -179,13 +180,13 @@ def project(
     *,
     q_positions: Int[ArrayLike, " T"] | None = None,
     k_positions: Int[ArrayLike, " S"] | None = None,
-    turn: Turn | None = None,
+    rope: Rope | None = None,
     eps: float = 1e-6,
 ) -> tuple[Float[Array, "H T D"], Float[Array, "Hkv S D"], Float[Array, "Hkv S Dv"]]:
-    """The q, k and v of every head, normed and turned: the first third of `multi_head`.
+    """The q, k and v of every head, normed and rotated: the first third of `multi_head`.
 
     Args:
-      params, x, context, q_positions, k_positions, turn, eps: as in `multi_head`; positions that are None are row
+      params, x, context, q_positions, k_positions, rope, eps: as in `multi_head`; positions that are None are row
         numbers.
 
     Returns:
@@ -225,13 +226,13 @@ def project(
     if "temperature" in params:  # L2: a root mean square of 1/√D is a length of 1
         unit = jnp.full(q.shape[-1], q.shape[-1] ** -0.5, q.dtype)
         q, k = rms_norm(q, unit, eps=eps) * params["temperature"][:, None, None], rms_norm(k, unit, eps=eps)
-    if turn is not None:
+    if rope is not None:
         q_positions, k_positions = (
             jnp.arange(n, dtype=jnp.int32) if p is None else jnp.asarray(p)
             for n, p in ((q.shape[1], q_positions), (k.shape[1], k_positions))
         )
-        each = jax.vmap(turn, (0, None))
-        q, k = each(q, q_positions), each(k, k_positions)
+        rotate = jax.vmap(rope, (0, None))
+        q, k = rotate(q, q_positions), rotate(k, k_positions)
     return q, k, v
 
 
@@ -240,14 +241,14 @@ def grouped(
     k: Float[ArrayLike, "Hkv S D"],
     v: Float[ArrayLike, "Hkv S Dv"],
     *,
-    each: dict[str, Any] | None = None,
+    per_head: dict[str, Any] | None = None,
     **options: Any,
 ) -> Float[Array, "H T Dv"]:
     """`attention` in every head, H / Hkv query heads to each key/value head: the middle third of `multi_head`.
 
     Args:
       q: [H, T, D]. k: [Hkv, S, D]. v: [Hkv, S, Dv].
-      each, **options: as in `multi_head`. With return_lse=True the result is (out, lse [H, T]).
+      per_head, **options: as in `multi_head`. With return_lse=True the result is (out, lse [H, T]).
 
     Returns:
       [H, T, Dv].
@@ -270,23 +271,21 @@ def grouped(
     _errors.rank(caller, 3, "[H, T, D]", no_batch, q=q)
     _errors.rank(caller, 3, "[Hkv, S, D]", no_batch, k=k, v=v)
     H, Hkv = q.shape[0], k.shape[0]
-    if Hkv == 0 or H % Hkv or v.shape[0] != Hkv:
-        remedy = "Each key/value head serves the same number of query heads."
-        _errors.fail(ValueError, caller, "H must be a multiple of Hkv, in k and v alike", remedy, q=q, k=k, v=v)
-    own = dict(each or {})
+    must = "H must be a multiple of Hkv, in k and v alike"
+    group_size(caller, H, Hkv if v.shape[0] == Hkv else 0, must, q=q, k=k, v=v)
+    own = dict(per_head or {})
     if options.get("dropout_key") is not None:
         own["dropout_key"] = jax.random.split(options.pop("dropout_key"), H)
     for leaf in jax.tree.leaves(own):
         if jnp.shape(leaf)[:1] != (H,):
             remedy = "What all heads share goes beside it, as an option of its own."
-            _errors.fail(ValueError, caller, f"each must have one entry a head, H = {H}", remedy, each=leaf)
+            _errors.fail(ValueError, caller, f"per_head must have one entry a head, H = {H}", remedy, per_head=leaf)
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
         return attention(q, k, v, **own, **options)
 
-    split, joined = (lambda a: a.reshape(Hkv, H // Hkv, *a.shape[1:])), (lambda a: a.reshape(H, *a.shape[2:]))
-    over_heads = jax.vmap(jax.vmap(head, (0, None, None, 0)))
-    return jax.tree.map(joined, over_heads(split(q), k, v, jax.tree.map(split, own)))
+    own = jax.tree.map(lambda a: split_heads(a, Hkv), own)
+    return jax.tree.map(merge_heads, vmap_heads(head, [0, 0])(split_heads(q, Hkv), k, v, own))
 
 
 def output(params: Params, out: Float[Array, "H T Dv"], x: Float[ArrayLike, "T E"]) -> Float[Array, "T E"]:

@@ -6,5 +6,5 @@
     jattn.hosts.transformers   attention_interface, the signature of transformers, for JAX arrays
 
 Importing one imports its host, and importing `jattn` none. `jattn.dot_product_attention` itself stands in for jax.nn's.
-Everywhere a query that meets nothing gives zeros, where the hosts give the mean of all values.
+Everywhere a query that may attend no key gives zeros, where the hosts give the mean of all values.
 """

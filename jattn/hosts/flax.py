@@ -44,10 +44,10 @@ def attention_fn(
       dtype: in which query, key and value are taken; that which they have together if None.
       precision: of matrix products, as in jax.lax.Precision.
       module: a module of flax that keeps the weights, with its `sow`: T × S memory, and no dropout is in them.
-      is_causal: query t meets keys s ≤ t, counted from the first rows.
+      is_causal: query t attends keys s ≤ t, counted from the first rows.
 
     Returns:
-      [*B, T, N, Hv]. Where it drops, it drops other weights than flax for the same key. A query that meets nothing
+      [*B, T, N, Hv]. Where it drops, it drops other weights than flax for the same key. A query that may attend no key
       gives zeros, where flax gives the mean of all values.
 
     Raises:

@@ -47,11 +47,11 @@ def attention_interface(
         says everything: `is_causal` and `sliding_window` are those of a call without one.
       scaling: what the dot products are multiplied by; 1/√H if None.
       dropout: the share of weights to drop. dropout_key: a key of jax.random, which torch has no need of.
-      sliding_window: how many tokens a query meets at most, itself included.
+      sliding_window: how many tokens a query attends at most, itself included.
       softcap: c of c · tanh(score / c), before any mask.
       s_aux: sinks, [N].
       position_bias: added to the scores, of a shape that broadcasts to [B, N, T, S].
-      is_causal: query t meets keys s ≤ t, counted from the last rows, as a decoder with a cache needs.
+      is_causal: query t attends keys s ≤ t, counted from the last rows, as a decoder with a cache needs.
       ignored: what else transformers passes on.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Masks: *whether* a query and a key meet.
+"""Masks: *which* pairs of a query and a key are allowed.
 
 A mask is a value. It asks about pairs, never about whole matrices: given some rows of q and some rows
-of k it says which of them meet, so nobody has to form T × S booleans. Masks compose with `&`, `|` and
+of k it says which of their pairs are allowed, so nobody has to form T × S booleans. Masks compose with `&`, `|` and
 `~`, pass through `jit`, `vmap` and `grad` as pytrees (their arrays are leaves), and print as the code
 that made them.
 
@@ -10,9 +10,9 @@ Two kinds of question are asked. `causal`, `window`, `prefix`, `dilated`, `chunk
 and a packed row differ in nothing else. `lengths`, `segments` and `dense` look at *rows*: where an entry lies in the
 arrays passed.
 
-Of a rectangle of pairs a mask says whether *none*, *some* or *all* meet, and `&`, `|`, `~` combine what it says. A
-tile of which none meet is not visited, a tile of which all meet is not masked, whether the mask is written in the
-program or traced, and differs between the examples that vmap maps over.
+Of a rectangle of pairs a mask says its block state: EMPTY, PARTIAL or FULL, whether none, some or all of them are
+allowed; `&`, `|`, `~` combine block states. A tile that is EMPTY is not visited, and one that is FULL is not masked,
+whether the mask is written in the program or traced, and differs between the examples that vmap maps over.
 
     causal()  window(left, right)  prefix(n)      in the order of the sequence
     chunked(size)  dilated(stride)  blocks(table, size)

@@ -166,7 +166,7 @@ class Constant(Mask):
 
 
 def causal() -> Mask:
-    """A query meets the keys that do not stand after it: position t ≥ position s.
+    """A query attends the keys that do not stand after it: position t ≥ position s.
 
     Returns:
       A mask. With T ≠ S the caller says how the rows align, by `q_positions` and `k_positions`.
@@ -185,7 +185,7 @@ def causal() -> Mask:
 
 
 def window(left: int | None = None, right: int | None = None) -> Mask:
-    """A query meets the keys at most `left` tokens before it and `right` tokens after it, itself included.
+    """A query attends the keys at most `left` tokens before it and `right` tokens after it, itself included.
 
     Args:
       left: tokens, ≥ 0, or None for no bound. The token itself is not counted: `left=3` sees four.
@@ -218,7 +218,7 @@ def window(left: int | None = None, right: int | None = None) -> Mask:
 
 
 def prefix(n: Any) -> Mask:
-    """Every query meets the first n tokens of the sequence: the keys at positions below n.
+    """Every query attends the first n tokens of the sequence: the keys at positions below n.
 
     Args:
       n: tokens, ≥ 0: a whole number or an integer scalar, possibly traced (map over a batch with jax.vmap).
@@ -244,7 +244,7 @@ def prefix(n: Any) -> Mask:
 
 
 def chunked(size: int) -> Mask:
-    """A query meets the keys of its own chunk: the sequence is cut into chunks of `size` tokens, from position 0.
+    """A query attends the keys of its own chunk: the sequence is cut into chunks of `size` tokens, from position 0.
 
     Args:
       size: tokens, ≥ 1.
@@ -271,10 +271,10 @@ def chunked(size: int) -> Mask:
 
 
 def dilated(stride: int) -> Mask:
-    """A query meets every stride-th key, counted from itself: those at a distance that `stride` divides.
+    """A query attends every stride-th key, counted from itself: those at a distance that `stride` divides.
 
     Args:
-      stride: tokens, ≥ 1; 1 lets all meet.
+      stride: tokens, ≥ 1; 1 allows all.
 
     Returns:
       A mask. `dilated(2) & window(left=8, right=0)` looks twice as far back at the cost of four keys.
@@ -297,16 +297,16 @@ def dilated(stride: int) -> Mask:
 
 
 def blocks(table: Any, size: int) -> Mask:
-    """Block-sparse: the table says of each block of `size` × `size` pairs whether it meets.
+    """Block-sparse: the table says of each block of `size` × `size` pairs whether it is allowed.
 
-        token t meets token s  ⟺  table[t // size, s // size]
+        query t may attend key s  ⟺  table[t // size, s // size]
 
     Args:
       table: boolean, [⌈T / size⌉, ⌈S / size⌉], possibly traced. With positions given, of the whole sequence.
       size: tokens a side, ≥ 1. Blocks as large as the engine's tiles, or larger, cost nothing where they are False.
 
     Returns:
-      A mask. A position beyond the table meets nothing.
+      A mask. A position beyond the table is not allowed.
 
     Raises:
       TypeError: the table is not boolean, or the size not a whole number.
@@ -327,13 +327,13 @@ def blocks(table: Any, size: int) -> Mask:
       ####
     """
     x = _errors.array("blocks", "table", table)
-    _errors.kind("blocks", "table", x, jnp.bool_, "True lets a block meet.")
+    _errors.kind("blocks", "table", x, jnp.bool_, "True allows a block.")
     _errors.rank("blocks", 2, "[T / size, S / size]", "Map over a batch or heads with jax.vmap.", table=x)
     return Blocks(x, _errors.count("blocks", "size", size, least=1))
 
 
 def full() -> Mask:
-    """Every pair meets.
+    """Every pair is allowed.
 
     Returns:
       A mask: what `&` leaves as it is.
@@ -348,7 +348,7 @@ def full() -> Mask:
 
 
 def empty() -> Mask:
-    """No pair meets: every query gives zeros and lse = −∞.
+    """No pair is allowed: every query gives zeros and lse = −∞.
 
     Returns:
       A mask: what `|` leaves as it is.

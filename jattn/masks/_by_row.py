@@ -178,15 +178,13 @@ def dense(array: Any) -> Mask:
       #·##
     """
     x = _errors.array("dense", "array", array)
-    _errors.kind(
-        "dense", "array", x, jnp.bool_, "True lets a pair meet. An additive mask is a bias: attention(bias=...)."
-    )
+    _errors.kind("dense", "array", x, jnp.bool_, "True allows a pair. An additive mask is a bias: attention(bias=...).")
     _errors.rank("dense", 2, "[T, S]", "Map over a batch or heads with jax.vmap.", array=x)
     return Dense(x)
 
 
 def segments(q_ids: Any, k_ids: Any = None) -> Mask:
-    """Rows of one segment meet: documents packed into one row, images of one batch, sets within a set.
+    """Rows of one segment attend each other: documents packed into one row, images of one batch, sets within a set.
 
     Asks for rows of the arrays, whatever the positions say.
 
@@ -196,7 +194,7 @@ def segments(q_ids: Any, k_ids: Any = None) -> Mask:
 
     Returns:
       A mask. `segments(ids) & causal()` is causal attention within each document. Padding is a segment of its own, or
-      a matter of `lengths`. A query whose segment no key has meets nothing.
+      a matter of `lengths`. A query whose segment no key has attends nothing.
 
     Raises:
       TypeError: ids are not integers.

@@ -11,7 +11,7 @@ from jattn.masks._algebra import Mask, Rows
 
 
 def picture(mask: Mask, T: int, S: int | None = None, *, q_positions: Any = None, k_positions: Any = None) -> str:
-    """A mask in characters: queries down, keys across, `#` where a pair meets.
+    """A mask in characters: queries down, keys across, `#` where a pair is allowed.
 
     Args:
       mask: a mask.
@@ -72,8 +72,8 @@ def to_dense(mask: Mask, T: int, S: int, *, q_positions: Any = None, k_positions
         _errors.fail(TypeError, "to_dense", "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
     T, S = _errors.count("to_dense", "T", T), _errors.count("to_dense", "S", S)
     mask.validate("to_dense", T, S, not (q_positions is None and k_positions is None))
-    seekers = ("mask",) if mask.looks_at_positions else ()
-    q_pos, k_pos = _errors.positions("to_dense", T, S, q_positions, k_positions, seekers)
+    dependents = ("mask",) if mask.looks_at_positions else ()
+    q_pos, k_pos = _errors.positions("to_dense", T, S, q_positions, k_positions, dependents)
     q_pos = jnp.arange(T, dtype=jnp.int32) if q_pos is None else q_pos
     k_pos = jnp.arange(S, dtype=jnp.int32) if k_pos is None else k_pos
     return mask.tile(Rows(0, q_pos), Rows(0, k_pos))

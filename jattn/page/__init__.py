@@ -4,7 +4,7 @@
 
     page.write("bank.html", "bank and river", page.run(run, ["river", "money", "the"], target=0))
 
-What moves on the page is computed there: a query that is dragged meets the keys anew, and the arrow at it is −dL/dq.
+The page computes what moves on it: while a query is dragged its weights follow, and the arrow at it is −dL/dq.
 """
 
 import os
@@ -42,7 +42,7 @@ def attention(
       columns: S names, of the keys.
       scores: [T, S], q·k; with `scaled`, `values` and `out` the steps of a row can be walked, as `jattn.explain`
         gives them.
-      scaled: [T, S], the logits, −inf where a pair does not meet.
+      scaled: [T, S], the logits, −inf where a pair is not allowed.
       values: [S, Dv].
       out: [T, Dv].
       keys: [S, D]; with `gains`, why −dL/dq of each query points where it does.

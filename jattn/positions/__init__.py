@@ -1,4 +1,4 @@
-"""Positions: *where* a token stands, told to q and k before they meet.
+"""Positions: *where* a token stands, applied to q and k before their product.
 
 `rotary` turns pairs of columns of q and of k by an angle that grows with the position, so that ⟨q_t, k_s⟩ depends on
 t − s alone. How fast each pair turns is a value, `Frequencies`; a scaling, which stretches a model beyond the length

@@ -17,7 +17,7 @@ class Frequencies(NamedTuple):
     base: float
     """The number whose powers they were before any scaling."""
     factor: Any = 1.0
-    """The attention factor: what turned columns are multiplied by, in q and in k: scores have its square."""
+    """The attention factor: what rotated columns are multiplied by, in q and in k: scores have its square."""
 
 
 Scaling: TypeAlias = Callable[[Frequencies], Frequencies]

@@ -78,14 +78,14 @@ def rotary(
     theta = angles(stand, f.inv, dtype)
     factor = jnp.asarray(f.factor, dtype)
     cos, sin = jnp.cos(theta) * factor, jnp.sin(theta) * factor
-    turned = x[:, :width].astype(dtype)
+    rotated = x[:, :width].astype(dtype)
     if interleaved:
-        a, b = turned[:, 0::2], turned[:, 1::2]
-        turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], 2).reshape(T, width)
+        a, b = rotated[:, 0::2], rotated[:, 1::2]
+        rotated = jnp.stack([a * cos - b * sin, b * cos + a * sin], 2).reshape(T, width)
     else:
-        a, b = turned[:, : width // 2], turned[:, width // 2 :]
-        turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], 1)
-    return jnp.concatenate([turned.astype(x.dtype), x[:, width:]], 1)
+        a, b = rotated[:, : width // 2], rotated[:, width // 2 :]
+        rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], 1)
+    return jnp.concatenate([rotated.astype(x.dtype), x[:, width:]], 1)
 
 
 def _positions(caller: str, positions: Any, T: int, pairs: int, axes: Sequence[int] | None) -> jax.Array:
@@ -113,7 +113,7 @@ def _positions(caller: str, positions: Any, T: int, pairs: int, axes: Sequence[i
 
 
 def sections(*pairs: int) -> tuple[int, ...]:
-    """The axis on which each pair of columns turns, where the pairs are dealt out to the axes one after another.
+    """The axis on which each pair of columns turns, where the pairs are assigned to the axes one after another.
 
     Args:
       pairs: how many pairs turn on the first axis, on the second, and so on.

@@ -119,7 +119,7 @@ def dynamic_ntk(factor: float, *, original: int, length: int | Int[Array, ""]) -
       length: tokens, that of the sequence now. A Python int keeps frequencies exact; a traced one has them in float32.
 
     Returns:
-      A scaling. Keys that were turned for a shorter sequence do not fit a longer one: turn them anew.
+      A scaling. Keys that were rotated for a shorter sequence do not fit a longer one: rotate them again.
 
     Source: Peng et al. 2023, "YaRN", section 3.3.
 
@@ -156,7 +156,7 @@ def yarn(
       original: tokens, the length of training.
       fast, slow: turns within `original` tokens, fast > slow.
       truncate: round the two ends of the ramp outward to whole pairs, as YaRN does and gpt-oss does not.
-      attention_factor: what turned columns are multiplied by; 1 + 0.1 ln factor if None.
+      attention_factor: what rotated columns are multiplied by; 1 + 0.1 ln factor if None.
 
     Returns:
       A scaling.
@@ -236,7 +236,7 @@ def longrope(
       attention_factor: √(1 + ln factor / ln original) if None.
 
     Returns:
-      A scaling. Keys that were turned for a shorter sequence do not fit a longer one: turn them anew.
+      A scaling. Keys that were rotated for a shorter sequence do not fit a longer one: rotate them again.
 
     Source: Ding et al. 2024, "LongRoPE", section 3; Abdin et al. 2024, "Phi-3", section 2.
 

@@ -1,4 +1,4 @@
-"""Scores: *what* a meeting is worth.
+"""Scores: score modifiers, *what* a score becomes before the softmax.
 
 A score is a function of one number and two positions, f(score, q_position, k_position) -> score. Any function will do,
 closing over any arrays, which then have their gradients. Those that are made here are values besides: their arrays are

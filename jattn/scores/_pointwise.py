@@ -12,7 +12,7 @@ from jattn._values import show, value
 
 
 class Score:
-    """What a meeting is worth. Called with scalars, or with a tile of scores and the positions of its rows.
+    """A score modifier. Called with scalars, or with a tile of scores and the positions of its rows.
 
     `score` is a scalar and `t`, `s` are; or it is a tile and they have its two axes, one of them of length 1.
     """
@@ -132,7 +132,7 @@ def temperature(tau: Any) -> Score:
 
 
 def alibi(slope: Any) -> Score:
-    """Attention with linear biases: score − m·|t − s|, so that what stands farther away is worth less.
+    """Attention with linear biases: score − m·|t − s|, so that what stands farther away scores less.
 
     Args:
       slope: m, per token; a real scalar, possibly traced or learned. `alibi_slopes` has the published ones.

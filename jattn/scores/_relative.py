@@ -1,4 +1,4 @@
-"""Scores that look up what a distance is worth in a table, usually a learned one."""
+"""Score modifiers that look up a distance in a table, usually a learned one."""
 
 from typing import Any
 

@@ -16,12 +16,12 @@ Partial attentions are a monoid: a ring is a fold over devices, with the masks, 
 """
 
 from jattn.sharding._mesh import attention, unzigzag, zigzag
-from jattn.sharding._plan import Cost, Plan, plan
+from jattn.sharding._plan import Comparison, Cost, plan
 from jattn.sharding._schemes import all_to_all, gather, ring, ring_all_to_all, tree
 
 __all__ = [
+    "Comparison",
     "Cost",
-    "Plan",
     "all_to_all",
     "attention",
     "gather",

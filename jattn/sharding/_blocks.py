@@ -1,7 +1,7 @@
 """What every scheme starts from: local blocks that fit, where their rows stand, and what a mask knows of each side."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -40,22 +40,27 @@ class Blocks:
         return dataclasses.replace(self, **new)
 
 
+class SchemeOptions(TypedDict, total=False):
+    """The options that every scheme takes, as `ring` documents them."""
+
+    mask: Mask | None
+    score: Score | None
+    sink: Any
+    scale: Any
+    q_positions: Any
+    k_positions: Any
+
+
 def blocks(
-    caller: str,
-    q: Any,
-    k: Any,
-    v: Any,
-    axis_name: Any,
-    mask: Any,
-    score: Any,
-    sink: Any,
-    scale: Any,
-    q_pos: Any,
-    k_pos: Any,
-    *,
-    q_whole: bool = False,
+    caller: str, q: Any, k: Any, v: Any, axis_name: Any, *, q_whole: bool = False, **given: Unpack[SchemeOptions]
 ) -> Blocks:
-    """The arguments of a scheme, checked."""
+    """The arguments of a scheme, validated."""
+    unknown = given.keys() - SchemeOptions.__annotations__.keys()
+    if unknown:
+        remedy = f"It takes {', '.join(SchemeOptions.__annotations__)} and return_lse."
+        _errors.fail(TypeError, caller, "each option must be known", remedy, option=", ".join(sorted(unknown)))
+    found: Any = given
+    mask, score, sink, scale = (found.get(name) for name in ("mask", "score", "sink", "scale"))
     size = devices(caller, axis_name)
     q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     axes = {"q": "[*B, T/P, H, D]", "k": "[*B, S/P, Hkv, D]", "v": "[*B, S/P, Hkv, Dv]"}
@@ -82,7 +87,9 @@ def blocks(
         sink = heads.split_heads(sink, Hkv) if sink.ndim else sink
     if scale is not None:
         scale = options.scale_array(caller, scale)
-    q_here, k_here, orders = _positions(caller, axis_name, size, (q, k), mask, score, (q_pos, k_pos), q_whole)
+    q_here, k_here, orders = _positions(
+        caller, axis_name, size, (q, k), mask, score, (given.get("q_positions"), given.get("k_positions")), q_whole
+    )
     flat = int(np.prod(batch, dtype=int))
     grouped = heads.heads_before_rows(q.reshape(flat, T, H, D), Hkv)
     k, v = (jnp.moveaxis(x.reshape(flat, S, Hkv, x.shape[-1]), 1, 2) for x in (k, v))

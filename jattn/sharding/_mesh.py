@@ -44,7 +44,7 @@ def attention(
       mask, score, sink, scale, return_lse: as in `ring`; ids of a mask are those of all rows.
       q_positions: integers [T], where each row of q stands, in tokens; 0, 1, 2, … if None and T = S.
       k_positions: integers [S], likewise. As NumPy arrays, or None, they are known before the program runs, and a
-        distance at which the mask lets nothing meet is skipped.
+        distance at which the mask allows nothing is skipped.
 
     Returns:
       [*B, T, H, Dv] in pieces like q, or (that, lse [*B, T, H]).
@@ -80,7 +80,7 @@ def attention(
         if n % P:
             more = {"q": "q", "k": "k and v"}[side]
             remedy = (
-                f"Pad {more} by {-n % P} rows at positions that no other row meets, and drop these rows of the result."
+                f"Pad {more} by {-n % P} rows at positions that no other row attends, and drop these of the result."
             )
             must = f"{axis} must be a multiple of the devices along it"
             _errors.fail(ValueError, caller, must, remedy, **{side: x, "devices": str(P)})
@@ -123,7 +123,7 @@ def attention(
 def zigzag(x: Any, devices: int, *, axis: int = 0) -> Any:
     """Rows in the order that balances causal work: device i gets the pieces i and 2P − 1 − i of 2P.
 
-    Each device then has as many early rows, which meet little, as late ones, which meet much.
+    Each device then has as many early rows, which attend few keys, as late ones, which attend many.
 
     Args:
       x: an array with a sequence axis; NumPy stays NumPy. `zigzag(numpy.arange(T), P)` are the positions.

@@ -38,7 +38,7 @@ class Cost:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Comparison:
     """What `plan` found: the cost of each scheme, and the choice."""
 
     costs: tuple[Cost, ...]
@@ -59,6 +59,7 @@ class Plan:
 def plan(
     T: int,
     S: int,
+    *,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -67,7 +68,7 @@ def plan(
     flops_per_second: float,
     bandwidth: float,
     mask: Mask | None = None,
-) -> Plan:
+) -> Comparison:
     """What each scheme sends, holds and computes on one device for one layer of one example, and which to take.
 
         KV = (S/P)·Hkv·2D·e,   Q = (T/P)·H·D·e,   h stops beyond the first,   e, acc = bytes of dtype, of arithmetic
@@ -90,10 +91,10 @@ def plan(
       devices: P.
       flops_per_second: F, of one device, as achieved: peak × efficiency.
       bandwidth: W, bytes per second over one link.
-      mask: who meets; work and balance follow its block states on pieces of shards (a piece that it cuts counts half).
+      mask: which pairs are allowed; work and balance follow its block states on pieces of shards (PARTIAL counts half).
 
     Returns:
-      Plan(costs, choice); `print` shows a table. The choice is the least seconds among what is possible.
+      Comparison(costs, choice); `print` shows a table. The choice is the least seconds among what is possible.
 
     Raises:
       TypeError, ValueError: a size is not a whole number of at least 1, a rate is not above zero, or the mask is not
@@ -103,7 +104,8 @@ def plan(
 
     Example:
       >>> import jattn
-      >>> p = jattn.sharding.plan(2**20, 2**20, 32, 8, 128, "bfloat16", 64, 4e14, 5e10, jattn.masks.causal())
+      >>> p = jattn.sharding.plan(2**20, 2**20, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", devices=64,
+      ...                         flops_per_second=4e14, bandwidth=5e10, mask=jattn.masks.causal())
       >>> p.choice
       'ring, zigzag'
     """
@@ -165,7 +167,7 @@ def plan(
     swapped = (P - 1) * (2 * q + copies * kv) // P
     kinds = [{"all-to-all": n, "all-gather": len(ids)} for n in (4, 8)]
     memory, sent = 2 * q + copies * kv + lse, swapped + (P - 1) * sum(ids.values())
-    costs.append(cost("all_to_all", uneven or _undealt(H, K, P), sent, swapped, memory, kinds, even, False))
+    costs.append(cost("all_to_all", uneven or _cannot_divide(H, K, P), sent, swapped, memory, kinds, even, False))
     kinds = [{"all-gather": 2 + of_keys, "reduce-scatter": n} for n in (0, 2)]
     back, sent = (P - 1) * kv, (P - 1) * (kv + of_keys * rows["k"])
     costs.append(cost("gather", uneven, sent, back, 2 * q + P * kv + lse, kinds, contiguous(P, False), False))
@@ -174,7 +176,7 @@ def plan(
         why = "" if S % P == 0 else f"S must be a multiple of {P}"
         kinds = {"all-reduce": 2}, {"all-reduce": 3}
         costs.append(cost("tree", why, sent, back, 2 * T * H * D * e + kv, kinds, (float(T) * S, 1.0), False))
-    for u in [u for u in range(2, P) if P % u == 0 and not uneven and not _undealt(H, K, u)]:
+    for u in [u for u in range(2, P) if P % u == 0 and not uneven and not _cannot_divide(H, K, u)]:
         R, more = P // u, max(1, u // K)
         swapped, hop = (u - 1) * (2 * q + more * kv) // u, kv * more
         permutes, sent, back = around(R, _orders("contiguous", T, S, R), hop)
@@ -185,13 +187,13 @@ def plan(
         name, sent = f"ring_all_to_all, {R} × {u}", swapped + sent + (u - 1) * sum(ids.values())
         costs.append(cost(name, "", sent, swapped + back, 2 * q + 2 * hop + lse, kinds, contiguous(R), True))
     able = [c for c in costs if not c.why_not]
-    return Plan(tuple(costs), min(able, key=lambda c: c.seconds).scheme if able else "none")
+    return Comparison(tuple(costs), min(able, key=lambda c: c.seconds).scheme if able else "none")
 
 
-def _undealt(H: int, K: int, P: int) -> str:
+def _cannot_divide(H: int, K: int, P: int) -> str:
     if H % P:
-        return f"{H} heads cannot be dealt to {P} devices"
-    return f"{K} key/value heads cannot be dealt to {P} devices" if K % P and P % K else ""
+        return f"{H} heads cannot be divided among {P} devices"
+    return f"{K} key/value heads cannot be divided among {P} devices" if K % P and P % K else ""
 
 
 def _orders(name: str, T: int, S: int, P: int) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +205,7 @@ def _orders(name: str, T: int, S: int, P: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _work(mask: Mask | None, orders: Any, P: int, *, synchronous: bool = True) -> tuple[float, float]:
-    """The pairs that meet, and busiest over mean: of a ring, whose every stop waits for all, or of whole devices."""
+    """The allowed pairs, and busiest over mean: of a ring, whose every stop waits for all, or of whole devices."""
     T, S = (float(o.size) for o in orders)
     if mask is None:
         return T * S, 1.0
@@ -214,7 +216,7 @@ def _work(mask: Mask | None, orders: Any, P: int, *, synchronous: bool = True) -
     if total == 0:
         return 0.0, 1.0
     i = np.arange(P)
-    stops = allowed[i, (i - i[:, None]) % P]  # at stop d each device meets the shard d before its own
+    stops = allowed[i, (i - i[:, None]) % P]  # at stop d each device has the shard d before its own
     busiest = stops.max(1).sum() if synchronous else allowed.sum(1).max()
     return float(total), float(busiest * P / total)
 

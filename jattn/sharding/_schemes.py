@@ -1,16 +1,15 @@
 """The schemes: ways for P devices, each with a piece of one sequence, to attend over all of it."""
 
-from typing import Any
+import dataclasses
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Score
 from jattn.arguments.heads import rows_before_heads
-from jattn.masks import Mask
 from jattn.partials import merge_devices
-from jattn.sharding._blocks import blocks, devices
+from jattn.sharding._blocks import SchemeOptions, blocks, devices
 from jattn.sharding._exchange import (
     all_gather,
     attend_local,
@@ -28,13 +27,8 @@ def ring(
     v: Any,
     *,
     axis_name: Any,
-    mask: Mask | None = None,
-    score: Score | None = None,
-    sink: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
     return_lse: bool = False,
+    **options: Unpack[SchemeOptions],
 ) -> Any:
     """Attention over a sequence in P pieces: keys and values go round, each device adds a partial for its queries.
 
@@ -47,20 +41,20 @@ def ring(
       k: [*B, S/P, Hkv, D]. v: [*B, S/P, Hkv, Dv]. H is a multiple of Hkv: each key/value head serves H / Hkv heads.
       axis_name: the mesh axis that T and S are sharded over, P devices long.
       mask: a value of `jattn.masks` that looks at positions, or at ids [T/P], [S/P] sharded like the rows, for every
-        head. A device skips the tiles in which nothing meets.
+        head. A device skips the tiles in which nothing is allowed.
       score: f(score, q_position, k_position) -> score on scalars, for every head; the gradient of what it closes over
         is summed over the devices.
       sink: a logit that joins the denominator, a scalar or one a query head [H].
       scale: what the dot products are multiplied by; 1/√D if None.
       q_positions: integers [T/P], where the rows of this device stand, in tokens, in any layout: contiguous, zigzag,
-        striped. Or the order of all devices [T], as a NumPy array: then a distance at which the mask lets nothing
-        meet is known before the program runs, and nothing is sent for it.
+        striped. Or the order of all devices [T], as a NumPy array: then a distance at which the mask allows
+        nothing is known before the program runs, and nothing is sent for it.
       k_positions: likewise of k. Both are needed where mask or score looks at them.
       return_lse: also return the log-sum-exp.
 
     Returns:
       [*B, T/P, H, Dv] in the dtype of v, or (that, lse [*B, T/P, H]), as `jattn.attention`, to rounding. A query that
-      meets nothing on any device gives zeros and lse = −inf (or its sink).
+      may attend no key on any device gives zeros and lse = −inf (or its sink).
 
     Raises:
       TypeError, ValueError: axis_name is not bound; blocks, positions or sink do not fit; the mask counts rows.
@@ -81,7 +75,7 @@ def ring(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x, is_causal=True), atol=1e-6))
       True
     """
-    b = blocks("ring", q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
+    b = blocks("ring", q, k, v, axis_name, **options)
     return unflatten_batch(b, *ring_attention(b, axis_name), return_lse)
 
 
@@ -91,13 +85,8 @@ def all_to_all(
     v: Any,
     *,
     axis_name: Any,
-    mask: Mask | None = None,
-    score: Score | None = None,
-    sink: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
     return_lse: bool = False,
+    **options: Unpack[SchemeOptions],
 ) -> Any:
     """Attention over a sequence in P pieces: heads are exchanged for rows, each device attends with H/P whole heads.
 
@@ -111,7 +100,7 @@ def all_to_all(
       As `ring`.
 
     Raises:
-      TypeError, ValueError: as `ring`; or heads that cannot be dealt to the devices.
+      TypeError, ValueError: as `ring`; or heads that cannot be divided among the devices.
 
     Memory: per device O((T + S) · H/P): that of one device over P, but not less with a longer ring.
 
@@ -127,9 +116,9 @@ def all_to_all(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x), atol=1e-6))
       True
     """
-    b = blocks("all_to_all", q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
-    dealt = heads_to_sequence(b, axis_name)
-    out, lse = (sequence_to_heads(rows_before_heads(x), axis_name) for x in attend_local(dealt))
+    b = blocks("all_to_all", q, k, v, axis_name, **options)
+    whole_rows = heads_to_sequence(b, axis_name)
+    out, lse = (sequence_to_heads(rows_before_heads(x), axis_name) for x in attend_local(whole_rows))
     return unflatten_batch(b, out, lse, return_lse)
 
 
@@ -139,13 +128,8 @@ def gather(
     v: Any,
     *,
     axis_name: Any,
-    mask: Mask | None = None,
-    score: Score | None = None,
-    sink: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
     return_lse: bool = False,
+    **options: Unpack[SchemeOptions],
 ) -> Any:
     """Attention over a sequence in P pieces: every device collects all keys and values for its queries.
 
@@ -175,7 +159,7 @@ def gather(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x), atol=1e-6))
       True
     """
-    b = blocks("gather", q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
+    b = blocks("gather", q, k, v, axis_name, **options)
     k, v = (all_gather(x, axis_name, 2) for x in (b.k, b.v))
     here = b._replace(k=k, v=v, **gather_metadata(b, axis_name, queries=False))
     out, lse = attend_local(here)
@@ -188,13 +172,8 @@ def tree(
     v: Any,
     *,
     axis_name: Any,
-    mask: Mask | None = None,
-    score: Score | None = None,
-    sink: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
     return_lse: bool = False,
+    **options: Unpack[SchemeOptions],
 ) -> Any:
     """Attention of the same few queries on every device over keys in P pieces: one merge of partials. For decoding.
 
@@ -234,10 +213,9 @@ def tree(
         remedy = "Leave the axis out of its spec; for queries that are sharded like the keys use ring."
         got = {"q": f"varying along {axis_name!r}"}
         _errors.fail(ValueError, caller, "q must be the same on every device of the axis", remedy, **got)
-    b = blocks(caller, q, k, v, axis_name, mask, score, None, scale, q_positions, k_positions, q_whole=True)
-    own, lse = attend_local(b)
-    sinks = None if sink is None else blocks(caller, q, k, v, axis_name, None, None, sink, None, None, None).sink
-    lowest = jnp.float32(-jnp.inf) if sinks is None else sinks[None, ..., None] if sinks.ndim else sinks
+    b = blocks(caller, q, k, v, axis_name, q_whole=True, **options)
+    own, lse = attend_local(dataclasses.replace(b, sink=None))  # it joins the denominator once
+    lowest = jnp.float32(-jnp.inf) if b.sink is None else b.sink[None, ..., None] if b.sink.ndim else b.sink
     lowest = jnp.broadcast_to(lowest, lse.shape).astype(lse.dtype)
     out, lse = merge_devices(own.astype(lse.dtype), lse, axis_name, lowest)
     return unflatten_batch(b, rows_before_heads(out.astype(own.dtype)), rows_before_heads(lse), return_lse)
@@ -249,13 +227,8 @@ def ring_all_to_all(
     v: Any,
     *,
     axis_name: tuple[Any, Any],
-    mask: Mask | None = None,
-    score: Score | None = None,
-    sink: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
     return_lse: bool = False,
+    **options: Unpack[SchemeOptions],
 ) -> Any:
     """Attention over a sequence in R × U pieces: heads are exchanged for rows among U devices, keys go round R.
 
@@ -291,16 +264,15 @@ def ring_all_to_all(
     if not isinstance(axis_name, tuple) or len(axis_name) != 2:
         remedy = "Name the axis of the ring and the axis of the heads, in this order."
         _errors.fail(TypeError, caller, "axis_name must be a pair of mesh axes", remedy, axis_name=repr(axis_name))
-    b = blocks(caller, q, k, v, axis_name, mask, score, sink, scale, q_positions, k_positions)
+    b = blocks(caller, q, k, v, axis_name, **options)
     along, across = axis_name
-    dealt = heads_to_sequence(b, across, along)
-    out, lse = (sequence_to_heads(x, across) for x in ring_attention(dealt, along))
+    whole_rows = heads_to_sequence(b, across, along)
+    out, lse = (sequence_to_heads(x, across) for x in ring_attention(whole_rows, along))
     return unflatten_batch(b, out, lse, return_lse)
 
 
-def whole(q: Any, k: Any, v: Any, *, axis_name: tuple[()], return_lse: bool, **options: Any) -> Any:
+def whole(q: Any, k: Any, v: Any, *, axis_name: Any, return_lse: bool, **options: Unpack[SchemeOptions]) -> Any:
     """A sequence that every device holds whole: no scheme at all."""
-    given = (options.get(name) for name in ("mask", "score", "sink", "scale", "q_positions", "k_positions"))
-    b = blocks("attention", q, k, v, axis_name, *given)
+    b = blocks("attention", q, k, v, axis_name, **options)
     out, lse = attend_local(b)
     return unflatten_batch(b, rows_before_heads(out), rows_before_heads(lse), return_lse)
