@@ -5,6 +5,7 @@ A tile that the mask calls EMPTY is never visited, and one that it calls FULL is
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,8 +44,8 @@ def schedule(plan: Plan, x: Operands) -> Schedule:
         most = jnp.where(whole, jnp.int32(FULL), jnp.int32(PARTIAL))
         return Schedule(plan, None, jnp.broadcast_to(jnp.minimum(most, jnp.asarray(state, jnp.int32)), shape))
     states = np.broadcast_to(np.minimum(np.where(whole, FULL, PARTIAL), state), shape)
-    full, partial = (np.argwhere(states == state) for state, _ in PASSES)
-    return Schedule(plan, (full, partial), None)
+    unmasked, masked = (np.argwhere(states == state) for state, _ in PASSES)
+    return Schedule(plan, (unmasked, masked), None)
 
 
 def schedules_differ(plan: Plan, mapped: Operands) -> bool:
@@ -100,10 +101,12 @@ def fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], carry: Any) ->
             continue
         bounds = jnp.asarray(np.searchsorted(tiles[:, 0], np.arange(visits.plan.q_tiles + 1)), jnp.int32)
         js = jnp.asarray(tiles[:, 1], jnp.int32)
-        carry = jax.lax.fori_loop(
-            bounds[i], bounds[i + 1], lambda n, c, js=js, masked=masked: step(c, js[n], masked), carry
-        )
+        carry = jax.lax.fori_loop(bounds[i], bounds[i + 1], partial(_listed, step, js, masked), carry)
     return carry
+
+
+def _listed(step: Callable[..., Any], js: jax.Array, masked: bool, n: Any, carry: Any) -> Any:
+    return step(carry, js[n], masked)
 
 
 def scan_queries(plan: Plan, row: Callable[..., Any], carry: Any) -> Any:

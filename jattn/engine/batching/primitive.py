@@ -153,8 +153,8 @@ def _run(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
     return fun(*xs)
 
 
-@partial(jax.jit, static_argnums=0)
-def _compiled(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
+@partial(jax.jit, static_argnames="fun")
+def _compiled(*xs: Any, fun: BatchedFunction) -> list[jax.Array]:
     if not any(isinstance(x, jax.core.Tracer) for x in xs):
         # jax.disable_jit; or jax.debug_nans found a NaN, and calls what was compiled once more, operation by operation.
         return fun.for_platform(jax.default_backend())(*xs)
@@ -163,7 +163,7 @@ def _compiled(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
 
 batched_call_p = Primitive("batched_call")
 batched_call_p.multiple_results = True
-batched_call_p.def_impl(lambda *xs, fun: _compiled(fun, *xs))
+batched_call_p.def_impl(_compiled)
 
 
 def abstract(*avals: Any, fun: BatchedFunction) -> list[Any]:
