@@ -51,11 +51,9 @@ def compute(args: argparse.Namespace) -> dict:
         raise _cli.BadInput("--steps must be from 1 to 100000, and --learning-rate above 0. Leave them out.")
     parts, told = _saved(args.trajectory) if args.trajectory else _learned(args)
     title = f"The attention of {told['query']}" if told["query"] != "q" else "A trajectory"
-    try:
-        file = page.write(args.out, title, *parts, note=told["note"])
-    except OSError as error:
-        raise _cli.BadInput(f"--out {args.out}: {error.strerror}. Name a file that can be written.") from error
-    return told | {"page": str(file), "bytes": file.stat().st_size}
+    write = lambda: page.write(args.out, title, *parts, note=told["note"])  # noqa: E731
+    file = _cli.save(args.out, write, "file that can be written")
+    return told | {"page": file, "bytes": file.stat().st_size}
 
 
 def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:

@@ -42,7 +42,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", help="a scenario")
     parser.add_argument("--list", action="store_true", help="name the scenarios")
     parser.add_argument("--all", action="store_true", help="run every scenario")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures (default: out)")
+    _cli.add_out(parser, "the pictures")
     return parser
 
 
@@ -60,17 +60,15 @@ def scenario(name: str, out: Path) -> dict:
     make, about = SCENARIOS[name]
     r = make()
     figure = _flow_picture.draw(f"{name}: {about}", r.pop("panels"), r.pop("linear", False))
-    try:
-        files = figures.save(figure, out / f"flow_{name.replace('-', '_')}", kinds=("png",))
-    except OSError as error:
-        raise _cli.BadInput(f"--out {out}: {error.strerror}. Name a folder that can be written to.") from error
+    picture = out / f"flow_{name.replace('-', '_')}"
+    files = _cli.save(out, lambda: figures.save(figure, picture, kinds=("png",)))
     report = r.pop("report", None)
     checks = (
         [] if report is None else [[c.identity, c.measured, c.predicted, c.tolerance, c.passed] for c in report.checks]
     )
     rows = [[what, float(a), float(b)] for what, a, b in r.pop("rows")]
     rest = jax.tree.map(lambda x: np.asarray(x).tolist(), r)
-    return {"about": about, "rows": rows, "checks": checks, **rest, "pictures": [str(file) for file in files]}
+    return {"about": about, "rows": rows, "checks": checks, **rest, "pictures": files}
 
 
 def show(console: Console, results: dict) -> None:

@@ -9,7 +9,6 @@ Wiegreffe and Pinter 2019, "Attention is not not explanation".
 
 import argparse
 import math
-from pathlib import Path
 
 import _cli
 import jax
@@ -32,7 +31,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=160, help="of Adam, 20 to 2000 (default: 160)")
     parser.add_argument("--readers", type=int, default=6, help="of each kind, 1 to 64 (default: 6)")
     parser.add_argument("--rate", type=float, default=0.01, help="the learning rate (default: 0.01)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (default: out)")
+    _cli.add_out(parser, "the picture")
     _cli.add_seed(parser, "what is held out and of the readers", default=0)
     return parser
 
@@ -49,8 +48,7 @@ def compute(args: argparse.Namespace) -> dict:
             raise BadInput(f"--{name} {getattr(args, name)}: must be from {low} to {high}. Leave it out.")
     if not 0 < args.rate < math.inf:
         raise BadInput(f"--rate {args.rate:g}: must be a number above 0. Leave it out for 0.01.")
-    if any(p.exists() and not p.is_dir() for p in (args.out, *args.out.absolute().parents)):
-        raise BadInput(f"--out {args.out}: is a file, or lies below one. Name a folder.")
+    _cli.check_folder(args.out)
     (c, words), every = corpus(args.seed), max(1, args.steps // 40)
     keys, size = random.split(random.key(args.seed), args.readers), {"words": len(words), "steps": args.steps}
     path, verdict = train_all(keys, c, args.rate, every=every, **size)
@@ -70,10 +68,8 @@ def compute(args: argparse.Namespace) -> dict:
         "sentences": {name: len(getattr(c, name).n) for name in ("train", "held", "new")}, "kinds": kinds,
         "each_story": np.asarray(path["story"][0]),
     }  # fmt: skip
-    try:
-        results["pictures"] = [*map(str, figures.save(draw(results), args.out / "learns_from_text"))]
-    except OSError as error:
-        raise BadInput(f"--out {args.out}: {error.strerror}. Name a folder that can be written to.") from error
+    picture = args.out / "learns_from_text"
+    results["pictures"] = _cli.save(args.out, lambda: figures.save(draw(results), picture))
     return results
 
 

@@ -6,7 +6,6 @@ computed, counted by a score that counts as it is called. It leaves the sheet as
 """
 
 import argparse
-from pathlib import Path
 
 import _cli
 import jax
@@ -21,7 +20,7 @@ from jattn import figures, masks, scores
 
 def arguments() -> argparse.ArgumentParser:
     parser = _cli.parser(__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the sheet (default: out)")
+    _cli.add_out(parser, "the sheet")
     return parser
 
 
@@ -72,13 +71,11 @@ def compute(args: argparse.Namespace) -> dict:
         code: jax.vmap(jax.vmap(f, (None, None, 0)), (None, 0, None))(jnp.zeros(()), at, at)
         for code, f in every_score().items()
     }
-    try:
-        files = figures.save(draw(rows, made), args.out / "masks_and_scores", kinds=("png",))
-    except OSError as error:
-        raise _cli.BadInput(f"--out {args.out}: {error.strerror}. Name a folder that can be written to.") from error
+    sheet = args.out / "masks_and_scores"
+    files = _cli.save(args.out, lambda: figures.save(draw(rows, made), sheet, kinds=("png",)))
     kept = [{name: x for name, x in row.items() if name != "dense"} for row in rows]
     return {"masks": kept, "tiles": (N // TILE) ** 2, "scores": {code: x[0] for code, x in made.items()},
-            "table": LEARNED, "pictures": [str(file) for file in files]}  # fmt: skip
+            "table": LEARNED, "pictures": files}  # fmt: skip
 
 
 def show(console: Console, r: dict) -> None:

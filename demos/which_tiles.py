@@ -5,7 +5,6 @@ pair is left out, and a mask that never looks at a whole tile's pairs costs noth
 """
 
 import argparse
-from pathlib import Path
 
 import _cli
 import jax
@@ -28,7 +27,7 @@ MASKS = {
 
 def arguments() -> argparse.ArgumentParser:
     parser = _cli.parser(__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (default: out)")
+    _cli.add_out(parser, "the picture")
     return parser
 
 
@@ -47,14 +46,11 @@ def compute(args: argparse.Namespace) -> dict:
         tiles = pairs.reshape(T // TILE, TILE, T // TILE, TILE)
         seen = np.where(tiles.all((1, 3)), 2, np.where(tiles.any((1, 3)), 1, 0))
         told[name] = {"verdicts": verdicts(mask), "seen": seen, "pairs": pairs}
-    try:
-        files = figures.save(draw(told), args.out / "which_tiles")
-    except OSError as error:
-        raise _cli.BadInput(f"--out {args.out}: {error.strerror}. Name a folder that can be written to.") from error
+    files = _cli.save(args.out, lambda: figures.save(draw(told), args.out / "which_tiles"))
     told = {
         name: {"verdicts": x["verdicts"], "seen": x["seen"], "pairs": x["pairs"].mean()} for name, x in told.items()
     }
-    return {"masks": told, "pictures": [str(file) for file in files]}
+    return {"masks": told, "pictures": files}
 
 
 def draw(told: dict) -> Figure:
