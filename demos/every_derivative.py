@@ -16,13 +16,13 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 
 import _cli
 import jax
 import jax.numpy as jnp
 import optax
+from _meanflow import FREE, HVP, WORK, W, compiled, drawn, matching
 from jax import random
 from jax.flatten_util import ravel_pytree
 from rich.console import Console
@@ -30,9 +30,7 @@ from rich.progress import Progress
 
 import jattn
 
-C, W, LONGEST, R, T_NOW, SMALL, NUDGE = 4, 32, 65536, 0.3, 0.8, 61, 0.03
-SHAPES = {"into": (C, W), "time": (2, W), "q": (W, W), "k": (W, W), "v": (W, W), "back": (W, W), "out": (W, C)}
-STOPPED, FREE, HVP = WORK = ["gradient, target stopped", "gradient, nothing stopped", "Hessian-vector product"]
+LONGEST, SMALL, NUDGE = 65536, 61, 0.03
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -41,44 +39,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=2, help="of training and of curvature, 1 to 100 (default: 2)")
     _cli.add_seed(parser, "the network, the points and the noise")
     return parser
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def drawn(key: jax.Array, n: int, dtype: type) -> tuple[dict, jax.Array, jax.Array]:
-    """The parameters, data [n, C] on a closed curve in four dimensions, and noise for each point."""
-    *keys, a, b = random.split(key, len(SHAPES) + 2)
-    p = {i: random.normal(k, s, dtype) / s[0] ** 0.5 for k, (i, s) in zip(keys, SHAPES.items(), strict=True)}
-    angle = random.uniform(a, (n,), dtype, maxval=6.2831853)
-    data = jnp.stack([jnp.cos(angle), jnp.sin(angle), jnp.cos(2 * angle), jnp.sin(2 * angle)], 1)
-    return p, data, random.normal(b, (n, C), dtype)
-
-
-def network(attention: Callable, p: dict, z: jax.Array, r: jax.Array, t: jax.Array) -> jax.Array:
-    h = jnp.tanh(z @ p["into"] + (jnp.stack([r, t]) @ p["time"])[None])
-    h = h + attention(h @ p["q"], h @ p["k"], h @ p["v"]) @ p["back"]
-    return jnp.tanh(h) @ p["out"]
-
-
-def meanflow(attention: Callable, stop: Callable, p: dict, data: jax.Array, noise: jax.Array) -> jax.Array:
-    r, t, v = jnp.asarray(R, data.dtype), jnp.asarray(T_NOW, data.dtype), noise - data
-    at, along = ((1 - t) * data + t * noise, r, t), (v, jnp.zeros_like(r), jnp.ones_like(t))
-    u, change = jax.jvp(partial(network, attention, p), at, along)
-    return jnp.mean((u - stop(v - (t - r) * change)) ** 2)
-
-
-def matching(attention: Callable, p: dict, data: jax.Array, noise: jax.Array) -> jax.Array:
-    """The same loss at r = t, where no jvp is left in it."""
-    t = jnp.asarray(T_NOW, data.dtype)
-    return jnp.mean((network(attention, p, (1 - t) * data + t * noise, t, t) - (noise - data)) ** 2)
-
-
-def compiled(attention: Callable, *xs: object) -> dict[str, jax.stages.Compiled]:
-    """What is asked of attention: functions of (parameters, direction, data, noise)."""
-    stopped, free = (jax.value_and_grad(partial(meanflow, attention, f)) for f in (jax.lax.stop_gradient, lambda x: x))
-    gradient = jax.grad(partial(matching, attention))
-    along = lambda p, w, *x: jax.jvp(lambda p: gradient(p, *x), (p,), (w,))  # noqa: E731
-    asked = [lambda p, w, *x: stopped(p, *x), lambda p, w, *x: free(p, *x), along]
-    return {name: jax.jit(f).lower(*xs).compile() for name, f in zip(WORK, asked, strict=True)}
 
 
 def dense(*qkv: jax.Array) -> jax.Array:
