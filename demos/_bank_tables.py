@@ -9,7 +9,7 @@ from jattn.console import bars, vectors
 
 
 def show_toy(console: Console, toy: dict) -> None:
-    _cli.title(console, "1. The toy: the query of bank, q = [1, 0], meets three keys")
+    _cli.title(console, "1. The toy: the query of bank, q = [1, 0], and three keys")
     for word, k, score in zip(WORDS, K, toy["scores"], strict=True):
         console.print(f" q·k_{word:<5} = {Q[0]:g}×{k[0]:g} + {Q[1]:g}×{k[1]:g} = {score:g}")
     steps = np.column_stack([toy[name] for name in ("scores", "scaled", "exps", "weights")])

@@ -38,7 +38,7 @@ def dot_products(key: jax.Array) -> jax.Array:
 
 
 def spread_of(scores: jax.Array, d: int | jax.Array) -> dict:
-    """The std of the scores raw and divided by √d, and the mean largest weight when five of them meet in a softmax."""
+    """The std of the scores raw and divided by √d, and the mean largest weight of a softmax over five of them."""
     largest = lambda x: jattn.softmax(x.reshape(-1, 5)).max(1).mean()  # noqa: E731
     gap = jnp.ptp(scores.reshape(-1, 5), 1).mean()
     return {"d": d, "raw": scores.std(), "scaled": (scores / d**0.5).std(), "gap": gap,
