@@ -9,12 +9,14 @@ Geng et al. 2025, "Mean Flows for One-step Generative Modeling".
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import random
+from jax.flatten_util import ravel_pytree
 
-C, W, R, T_NOW = 4, 32, 0.3, 0.8
+C, W, R, T_NOW, NUDGE = 4, 32, 0.3, 0.8, 0.03
 SHAPES = {"into": (C, W), "time": (2, W), "q": (W, W), "k": (W, W), "v": (W, W), "back": (W, W), "out": (W, C)}
 STOPPED, FREE, HVP = WORK = ["gradient, target stopped", "gradient, nothing stopped", "Hessian-vector product"]
 
@@ -71,3 +73,16 @@ def compiled(attention: Callable, *xs: object) -> dict[str, jax.stages.Compiled]
 
     work = {STOPPED: stopped, FREE: free, HVP: hessian_vector}
     return {name: jax.jit(f).lower(*xs).compile() for name, f in work.items()}
+
+
+def flat(tree: Any) -> jax.Array:
+    """All entries of a pytree as one vector."""
+    return ravel_pytree(tree)[0]
+
+
+def by_difference(attention: Callable, p: dict, w: jax.Array, data: jax.Array, noise: jax.Array) -> jax.Array:
+    """H w of the loss at r = t: a central difference of two gradients, NUDGE w to each side."""
+    gradient = jax.jit(jax.grad(partial(matching, attention)))
+    at, tree = ravel_pytree(p)
+    plus, minus = gradient(tree(at + NUDGE * w), data, noise), gradient(tree(at - NUDGE * w), data, noise)
+    return (flat(plus) - flat(minus)) / (2 * NUDGE)

@@ -17,12 +17,13 @@ import resource
 import sys
 import time
 from functools import partial
+from typing import Any
 
 import _cli
 import jax
 import jax.numpy as jnp
 import optax
-from _meanflow import FREE, HVP, WORK, W, compiled, drawn, matching
+from _meanflow import FREE, HVP, NUDGE, WORK, W, by_difference, compiled, drawn, flat
 from jax import random
 from jax.flatten_util import ravel_pytree
 from rich.console import Console
@@ -30,7 +31,7 @@ from rich.progress import Progress
 
 import jattn
 
-LONGEST, SMALL, NUDGE = 65536, 61, 0.03
+LONGEST, SMALL = 65536, 61
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -53,8 +54,17 @@ def off(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.linalg.norm(a - b) / jnp.linalg.norm(b)
 
 
-def resident() -> int:  # the most bytes that this process has held so far
+def resident() -> int:
+    """The most bytes that this process has held so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def exact(key: jax.Array) -> dict[str, jax.Array]:
+    """The relative error of each derivative against jattn.reference: SMALL tokens in float64, two tiles."""
+    p, *x = drawn(key, SMALL, jnp.float64)
+    ours = compiled(partial(jattn.attention, tile=(64, 32)), p, p, *x)
+    truth = compiled(dense, p, p, *x)
+    return {name: off(flat(ours[name](p, p, *x)), flat(truth[name](p, p, *x))) for name in WORK}
 
 
 def compute(args: argparse.Namespace) -> dict:
@@ -63,40 +73,39 @@ def compute(args: argparse.Namespace) -> dict:
         if not least <= given <= most:
             raise _cli.BadInput(f"--{name} {given}: must be from {least} to {most}. Leave it out for the default.")
 
-    p, *x = drawn(key, SMALL, jnp.float64)
-    ours, truth = (compiled(f, p, p, *x) for f in (partial(jattn.attention, tile=(64, 32)), dense))
-    errors = {name: off(*(ravel_pytree(f[name](p, p, *x))[0] for f in (ours, truth))) for name in WORK}
-
+    errors = exact(key)
     p, *x = drawn(key, length, jnp.float32)
-    engine, descent = compiled(jattn.attention, p, p, *x), optax.sgd(0.1)
-    state, losses, curvatures, seconds, before = descent.init(p), [], [], {FREE: [], HVP: []}, resident()
+    engine, before = compiled(jattn.attention, p, p, *x), resident()
+    losses, curvatures, seconds = [], [], {FREE: [], HVP: []}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=2 * steps)
 
-        def call(name: str, w: dict) -> tuple:
+        def timed(name: str, *given: Any) -> tuple:
             bar.update(task, description=name)
             start = time.perf_counter()
-            made = jax.block_until_ready(engine[name](p, w, *x))
+            made = jax.block_until_ready(engine[name](*given, *x))
             seconds[name].append(time.perf_counter() - start)
             bar.advance(task)
             return made
 
+        descent = optax.sgd(0.1)
+        state = descent.init(p)
         for _ in range(steps):
-            loss, g = call(FREE, p)
+            loss, g = timed(FREE, p, p)
             updates, state = descent.update(g, state)
-            p, losses = optax.apply_updates(p, updates), [*losses, loss]
+            p = optax.apply_updates(p, updates)
+            losses.append(loss)
         Hw, tree = ravel_pytree(g)
         for _ in range(steps):  # power iteration, from the last gradient
             w = Hw / jnp.linalg.norm(Hw)
-            Hw = ravel_pytree(call(HVP, tree(w))[1])[0]
+            _, Hw_tree = timed(HVP, p, tree(w))
+            Hw = flat(Hw_tree)
             curvatures.append(w @ Hw)
-    gradient, flat = jax.jit(jax.grad(partial(matching, jattn.attention))), ravel_pytree(p)[0]
-    plus, minus = (ravel_pytree(gradient(tree(flat + h * w), *x))[0] for h in (NUDGE, -NUDGE))
-    witness = off(Hw, (plus - minus) / (2 * NUDGE))
 
     return {
-        "length": length, "errors": errors, "losses": losses, "curvatures": curvatures, "witness": witness,
-        "seconds": seconds, "resident": resident(), "resident_before": before, "bytes": temporaries(engine),
+        "length": length, "errors": errors, "losses": losses, "curvatures": curvatures,
+        "witness": off(Hw, by_difference(jattn.attention, p, w, *x)), "seconds": seconds, "resident": resident(),
+        "resident_before": before, "bytes": temporaries(engine),
         "dense_bytes": temporaries(compiled(dense, p, p, *x)),
     }  # fmt: skip
 
