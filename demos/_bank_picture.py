@@ -1,4 +1,4 @@
-"""The picture that bank_river.py leaves: bank's attention, and the path of q_bank among the frozen keys."""
+"""The picture that bank_river.py writes: bank's attention, and the path of q_bank among the frozen keys."""
 
 import numpy as np
 from _bank_toy import WORDS, K, V

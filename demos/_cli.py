@@ -22,8 +22,8 @@ from rich.text import Text
 Made = TypeVar("Made")
 
 
-class BadInput(Exception):  # noqa: N818 - it is the reader's slip, not an error of the script
-    """What the reader gave cannot be used: `<what is wrong, naming the thing>. <remedy>`, on one line."""
+class BadInput(Exception):  # noqa: N818 - an error of the user, not of the script
+    """Input that cannot be used: `<what is wrong, naming the thing>. <remedy>`, on one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,7 +58,7 @@ def check_folder(out: Path) -> None:
 
 
 def save(out: Path, write: Callable[[], Made], what: str = "folder that can be written to") -> Made:
-    """What `write()` returns; where the disk refuses to be written to, that is bad input of --out."""
+    """What `write()` returns; an OSError, as of a full disk, becomes bad input that names --out."""
     try:
         return write()
     except OSError as error:

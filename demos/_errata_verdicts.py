@@ -55,7 +55,7 @@ class Number:
         self.verdicts = [str(v) for v in np.where(right, np.where(zeros, OVER_ROUNDED, ""), reasons).ravel()]
         early = np.array(self.verdicts) == TOO_EARLY
         for source in self.of if early.any() else ():
-            # Right to its digits, and they were too few: with all else exact, its rounding alone gives the slip.
+            # A source that is right, but has too few digits: with all else exact, its rounding alone gives the error.
             spoilt = self.agrees(self.again(source)).ravel() & early
             if spoilt.any() and not any(source.verdicts):
                 blamed = spoilt if source.exact.shape == self.exact.shape else np.ones(source.exact.size, bool)

@@ -1,4 +1,4 @@
-"""One process with simulated devices, or several that speak through `jax.distributed`; none is left waiting.
+"""One process with simulated devices, or several that communicate through `jax.distributed`; none waits for ever.
 
 Time limits, in seconds, each a choice: a process that never arrives ends the start after START; one that dies is missed
 after HEARTBEAT, where a collective does not fail at once; one that hangs in a collective is given up after COLLECTIVE.

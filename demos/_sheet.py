@@ -1,4 +1,4 @@
-"""The sheet that masks_and_scores.py leaves: what there is to draw, and how."""
+"""The sheet that masks_and_scores.py writes: its masks and scores, and the figure."""
 
 from typing import Any
 

@@ -6,7 +6,7 @@
 4. Gradient descent with optax on q_bank alone, on q_bank and the keys, and on W_Q and W_K, in a river and in a
    money context: what moves where, and where the slogan "q_bank moves toward k_river" fails.
 
-It leaves a picture of bank's attention and of q_bank's path among the keys, as PNG and as SVG.
+It writes a picture of bank's attention and of q_bank's path among the keys, as PNG and as SVG.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 128 queries and keys in tiles of 16 × 16. A tile without an allowed pair need not be visited, and one whose pairs are
 all allowed needs no mask. Theory: the tiles that hold an allowed pair, counted in the dense picture. Measured: the
-tiles that attention computed, counted by a score that counts as it is called. It leaves the sheet as PNG.
+tiles that attention computed, counted by a score that counts as it is called. It writes the sheet as PNG.
 """
 
 import argparse

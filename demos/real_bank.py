@@ -37,7 +37,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def place(read: Read, word: str, sentence: str) -> int:
-    """Where the one token of a word stands."""
+    """The position of the one token of a word."""
     found = read.at(word)
     if not found:
         raise BadInput(f"--word {word!r}: is not in the sentence {sentence!r}. Give a sentence that has it.")
@@ -47,7 +47,7 @@ def place(read: Read, word: str, sentence: str) -> int:
 
 
 def clue_of(args: argparse.Namespace, read: Read, at: int, score: float, without: np.ndarray) -> list[int]:
-    """The tokens of the clue: of the word asked for, or of that whose loss takes most from the sense."""
+    """The tokens of the clue: of the word asked for, or of the word without which the sense is weakest."""
     word = args.word.lower()
     if args.clue is not None:
         if not (found := read.at(args.clue)) or args.clue.lower() == word:
