@@ -107,7 +107,7 @@ def test_descent_and_curvature_repeated_densely(short, drawn, x64):
         losses, p = [*losses, loss], jax.tree.map(lambda a, b: a - 0.1 * b, p, g)
     flat, tree = ravel_pytree(p)
     Hw = ravel_pytree(g)[0]
-    gradient = jax.jit(jax.grad(lambda a: demo.matching(demo.dense, tree(a), *x)))
+    gradient = jax.jit(jax.grad(lambda a: mean.matching(demo.dense, tree(a), *x)))
     for _ in range(2):
         w = Hw / jnp.linalg.norm(Hw)
         Hw = (gradient(flat + 1e-4 * w) - gradient(flat - 1e-4 * w)) / 2e-4
