@@ -1,4 +1,4 @@
-"""Gradient descent on bank's attention: what to watch on the way, and the formulas of the gradient."""
+"""Gradient descent on bank's attention, run and watched by jattn.flow, and the formulas that it is checked against."""
 
 from collections import OrderedDict
 from functools import partial
@@ -10,6 +10,7 @@ import optax
 from _bank_toy import BANK, W_K, W_O, W_Q, W_V, C, K, Q, V, X
 
 import jattn
+from jattn import flow
 
 MOVERS = {  # what learns: where it starts, and how q_bank and the keys follow from it
     "q": (Q, lambda w: (w, jnp.asarray(K))),
@@ -18,87 +19,69 @@ MOVERS = {  # what learns: where it starts, and how q_bank and the keys follow f
 }
 
 
-def loss(q, k, target):
-    """The cross-entropy of bank's attention: −log p_target."""
-    return -jattn.log_softmax(jattn.explain(q[None], k, k).scaled[0])[target]
-
-
 @partial(jax.jit, static_argnames=("mover", "steps"))
-def descend(mover: str, target, steps: int, learning_rate) -> dict:
-    """Plain gradient descent on −log p_target; what there is to see before each step and after the last."""
-    start, bank_and_keys = MOVERS[mover]
-    start = jax.tree.map(jnp.asarray, start)
-    sgd = optax.sgd(learning_rate)
-
-    def step(carry, _):
-        w, state = carry
-        updates, state = sgd.update(jax.grad(lambda w: loss(*bank_and_keys(w), target))(w), state)
-        return (optax.apply_updates(w, updates), state), bank_and_keys(w)
-
-    _, (q, k) = jax.lax.scan(step, (start, sgd.init(start)), length=steps + 1)
-    return jax.vmap(look, (0, 0, None))(q, k, target)
-
-
-def look(q, k, target) -> dict:
-    """The numbers to watch at one step of a descent."""
-    p = jattn.explain(q[None], k, k).weights[0]
-    a = jnp.zeros(3).at[target].set(1 / p[target])  # −dL/dp_j: what a little more weight on j would gain
-    pulls = C * (p * (a - p @ a))[:, None] * k
-    dq, dk = jax.grad(loss, (0, 1))(q, k, target)
-    lead, (u, margin) = k[target] - p @ k, widest(k, target)
-    off = jnp.maximum(abs(pulls.sum(0) + dq).max(), abs(C * lead + dq).max())
-    return {
-        "q": q, "k": k, "weights": p, "loss": loss(q, k, target), "p": p[target], "lead": q @ lead,
-        "cos": cos(q, k[target]), "cos_widest": cos(q, u), "norm": jnp.linalg.norm(q), "scores": k @ q,
-        "pulls": pulls, "pull": -dq, "off": off, "widest": u, "margin": margin,
-        "balance": q @ q - jnp.sum(k**2), "unbalance": dq @ dq - jnp.sum(dk**2),
-    }  # fmt: skip
+def descend(mover: str, target, steps: int, learning_rate) -> flow.Trajectory:
+    """Plain gradient descent on −log p_target, with its diagnostics before each step and after the last."""
+    start, read = MOVERS[mover]
+    objective = flow.cross_entropy(target)
+    balance = (lambda w: flow.balance(*w)) if mover == "q and K" else None
+    return flow.run(
+        flow.loss_of(read, objective),
+        start,
+        optax.sgd(learning_rate),
+        steps,
+        observe=flow.watch(read, objective, target, conserved=balance),
+        track=balance,
+        at=1,
+    )
 
 
 def cos(a, b):
     return a @ b / (jnp.linalg.norm(a) * jnp.linalg.norm(b))
 
 
-def widest(k, target):
-    """The direction in which the target's score outruns every rival's: max over |u| = 1 of min over j of u·(k_t − k_j).
-
-    Returns u and that margin γ. With two rivals γu is the point of the segment between the two differences
-    that lies nearest to 0 (the support vector machine's dual, solved by hand).
-    """
-    ahead = k[target] - jnp.roll(k, -target, axis=0)[1]
-    along = k[target] - jnp.roll(k, -target, axis=0)[2] - ahead
-    nearest = ahead + jnp.clip(-(ahead @ along) / (along @ along), 0.0, 1.0) * along
-    return nearest / jnp.linalg.norm(nearest), jnp.linalg.norm(nearest)
+def off(s: flow.Diagnostics, target: int) -> float:
+    """The largest difference, at any step, of jax's dL/dq from the sum of the pulls and from −c (k_t − k̄)."""
+    lead = s.k[:, target] - np.einsum("ts,tsd->td", s.weights, s.k)
+    return max(abs(s.pulls.sum(1) + s.dq).max(), abs(C * lead + s.dq).max())
 
 
-def story(path: dict, mover: str, target: int, rate: float) -> dict:
-    """What is told of a descent: some of its steps, its extremes, and theory's numbers beside the measured."""
-    steps = len(path["p"]) - 1
+def story(path: flow.Trajectory, mover: str, target: int, rate: float) -> dict:
+    """Some steps of a descent, its extremes, and the numbers of the theory beside those measured."""
+    s, steps = path.seen, len(path.at) - 1
     shown = sorted({0, steps, *(t for n in range(5) for t in (10**n, 3 * 10**n) if t < steps)})
-    names = ("weights", "p", "loss", "lead", "cos", "cos_widest", "norm", "scores", "pulls", "pull", "q", "k")
-    told = {"at": shown, **{name: path[name][shown] for name in names}, "off": path["off"].max()}
-    extremes = {"max_cos": path["cos"].argmax(), "min_cos": path["cos"].argmin()}
-    for name, t in (extremes | {"min_score": path["scores"][:, target].argmin()}).items():
-        told[name] = {"at": t, **{what: path[what][t] for what in ("cos", "p", "scores")}}
+    scores = np.einsum("tsd,td->ts", s.k, s.q)
+    series = {
+        "weights": s.weights, "p": s.p, "loss": s.loss, "lead": s.lead, "cos": s.cos_key, "cos_widest": s.cos_margin,
+        "norm": s.norm, "scores": scores, "pulls": s.pulls, "pull": -s.dq, "q": s.q, "k": s.k,
+    }  # fmt: skip
+    told = {"at": shown, **{name: x[shown] for name, x in series.items()}, "off": off(s, target)}
+    extremes = {"max_cos": s.cos_key.argmax(), "min_cos": s.cos_key.argmin(), "min_score": scores[:, target].argmin()}
+    for name, t in extremes.items():
+        told[name] = {"at": t, "cos": s.cos_key[t], "p": s.p[t], "scores": scores[t]}
     if mover == "q":
-        u, cg, tenth = path["widest"][0], C * path["margin"][0], steps // 10
-        told |= {"widest": u, "margin": path["margin"][0], "theory": {
-            "cos(q,u)": [path["cos_widest"][-1], 1.0],
-            "cos(q,k_t)": [path["cos"][-1], cos(u, K[target])],
-            "gain in |q|": [path["norm"][-1] - path["norm"][tenth], np.log(steps / tenth) / cg],
-            "η·t·loss": [rate * steps * path["loss"][-1], 1 / cg**2],
+        u, cg, tenth = s.direction[0], C * s.widest[0], steps // 10
+        told |= {"widest": u, "margin": s.widest[0], "theory": {
+            "cos(q,u)": [s.cos_margin[-1], 1.0],
+            "cos(q,k_t)": [s.cos_key[-1], cos(u, K[target])],
+            "gain in |q|": [s.norm[-1] - s.norm[tenth], np.log(steps / tenth) / cg],
+            "η·t·loss": [rate * steps * s.loss[-1], 1 / cg**2],
         }}  # fmt: skip
     else:
-        told["mean_key_moved"] = np.abs(path["k"].mean(1) - path["k"][0].mean(0)).max()
+        told["mean_key_moved"] = abs(s.k.mean(1) - s.k[0].mean(0)).max()
     if mover == "q and K":
-        told["balance"] = [path["balance"][-1] - path["balance"][0], rate**2 * path["unbalance"][:-1].sum()]
+        told["balance"] = [np.trace(s.conserved[-1] - s.conserved[0]), np.trace(s.drift[-1])]
     return told
+
+
+def bank_loss(q, k, target=0):
+    return flow.cross_entropy(target)(flow.attend(q[None], k, k))
 
 
 def tied() -> dict:
     """What one gradient step on bank's loss does to the queries of the other words, which share W_Q with it."""
-    start, bank_and_keys = MOVERS["W_Q and W_K"]
-    down = jax.grad(lambda w_q: -loss(*bank_and_keys((w_q, start[1])), 0))(start[0])
+    start, read = MOVERS["W_Q and W_K"]
+    down = jax.grad(lambda w_q: -bank_loss(*read((w_q, start[1]))))(start[0])
     return {
         "overlap": X @ BANK,
         "moved": X @ down,
@@ -114,11 +97,11 @@ def formulas() -> list[tuple[str, str, jax.Array]]:
 
 def closed_forms() -> dict[tuple[str, str], tuple[jax.Array, jax.Array]]:
     """(What, formula) → (what differentiation gives, what the formula gives)."""
-    q, k, v, x, target = *map(jnp.asarray, (Q, K, V, np.vstack([BANK, X]))), 0
-    p, goal = jattn.explain(q[None], k, v).weights[0], v[target]
+    q, k, v, x = map(jnp.asarray, (Q, K, V, np.vstack([BANK, X])))
+    p, goal = jattn.explain(q[None], k, v).weights[0], v[0]
 
     def miss(q, k, v):  # the other loss in use: bank's output should be v_river
-        return 0.5 * jnp.sum((jattn.attention(q[None], k, v)[0] - goal) ** 2)
+        return flow.squared_error(goal)(flow.attend(q[None], k, v))
 
     g = p @ v - goal  # dL/do
     a = v @ g  # dL/dp_j
@@ -139,8 +122,8 @@ def closed_forms() -> dict[tuple[str, str], tuple[jax.Array, jax.Array]]:
 
     return {
         ("dp/ds", "diag(p) − p pᵀ"): (jax.jacobian(jattn.softmax)(C * k @ q), jnp.diag(p) - jnp.outer(p, p)),
-        ("L = −log p_r:     −dL/dq", "c (k_r − k̄)"): (-jax.grad(loss)(q, k, target), C * (k[target] - p @ k)),
-        ("                  d²L/dq²", "c² Cov_p(k)"): (jax.hessian(loss)(q, k, target), C**2 * k_p.T @ k),
+        ("L = −log p_r:     −dL/dq", "c (k_r − k̄)"): (-jax.grad(bank_loss)(q, k), C * (k[0] - p @ k)),
+        ("                  d²L/dq²", "c² Cov_p(k)"): (jax.hessian(bank_loss)(q, k), C**2 * k_p.T @ k),
         ("L = ½|out − t|²:  −dL/dq", "c Cov_p(k, v) (t − out)"): (-dq, -C * k_p.T @ v_c @ g),
         ("                  dL/dk_j", "c p_j (a_j − ā) q"): (dk, C * jnp.outer(ds, q)),
         ("                  Σ_j dL/dk_j", "0"): (dk.sum(0), jnp.zeros(2)),

@@ -16,8 +16,8 @@ import jattn
 
 LAYER = {  # the file's name within a layer → ours
     "attention.self.query": "q", "attention.self.key": "k", "attention.self.value": "v",
-    "attention.output.dense": "o", "attention.output.LayerNorm": "met",
-    "intermediate.dense": "wide", "output.dense": "narrow", "output.LayerNorm": "thought",
+    "attention.output.dense": "o", "attention.output.LayerNorm": "attention_norm",
+    "intermediate.dense": "up", "output.dense": "down", "output.LayerNorm": "mlp_norm",
 }  # fmt: skip
 LAYERS, HEADS, EPS = 6, 12, 1e-12
 
@@ -28,7 +28,7 @@ class Edit(NamedTuple):
     pairs: jax.Array
     """[T, T] booleans: which pairs."""
     bias: jax.Array
-    """[L, H]: by how much in each head; −∞ lets them not meet at all."""
+    """[L, H]: by how much in each head; −∞ masks the pair."""
 
 
 def parameters(tensors: dict[str, np.ndarray], dtype: type = jnp.float32) -> dict:
@@ -73,8 +73,8 @@ def encode(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> t
     def layer(x: jax.Array, w: tuple[dict, jax.Array]) -> tuple[jax.Array, jax.Array]:
         w, bias = w
         steps = jax.vmap(attend)(*(split(dense(x, w[name])) for name in "qkv"), bias)
-        x = norm(x + dense(steps.out.swapaxes(0, 1).reshape(T, -1), w["o"]), w["met"])
-        x = norm(x + dense(jax.nn.gelu(dense(x, w["wide"]), approximate=False), w["narrow"]), w["thought"])
+        x = norm(x + dense(steps.out.swapaxes(0, 1).reshape(T, -1), w["o"]), w["attention_norm"])
+        x = norm(x + dense(jax.nn.gelu(dense(x, w["up"]), approximate=False), w["down"]), w["mlp_norm"])
         return x, steps.weights
 
     return jax.lax.scan(layer, x, (p["layers"], edit.bias))

@@ -9,7 +9,8 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -18,9 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+Made = TypeVar("Made")
 
-class BadInput(Exception):  # noqa: N818 - it is the reader's slip, not an error of the script
-    """What the reader gave cannot be used: `<what is wrong, naming the thing>. <remedy>`, on one line."""
+
+class BadInput(Exception):  # noqa: N818 - an error of the user, not of the script
+    """Input that cannot be used: `<what is wrong, naming the thing>. <remedy>`, on one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,6 +47,24 @@ def add_seed(parser: argparse.ArgumentParser, of: str, default: int = 42) -> Non
     parser.add_argument("--seed", type=seed, default=default, help=f"of {of} (default: {default})")
 
 
+def add_out(parser: argparse.ArgumentParser, of: str) -> None:
+    parser.add_argument("--out", type=Path, default=Path("out"), help=f"folder of {of} (default: out)")
+
+
+def check_folder(out: Path) -> None:
+    """Refuses an --out that can never be a folder; called before a long computation."""
+    if any(path.exists() and not path.is_dir() for path in (out, *out.absolute().parents)):
+        raise BadInput(f"--out {out}: is a file, or lies below one. Name a folder.")
+
+
+def save(out: Path, write: Callable[[], Made], what: str = "folder that can be written to") -> Made:
+    """What `write()` returns; an OSError, as of a full disk, becomes bad input that names --out."""
+    try:
+        return write()
+    except OSError as error:
+        raise BadInput(f"--out {out}: {error.strerror}. Name a {what}.") from error
+
+
 def console() -> Console:
     """Where the page is written: 80 columns, up to 100 on a wider terminal; colour only on a terminal."""
     seen = Console()
@@ -52,13 +73,15 @@ def console() -> Console:
 
 
 def plain(x: Any) -> Any:
-    """`x` with its arrays as nested lists, its named tuples as dicts and its keys as strings: what JSON can hold."""
+    """`x` as JSON can hold it: arrays become nested lists, named tuples dicts, paths and the keys of dicts strings."""
     if hasattr(x, "_asdict"):
         return plain(x._asdict())
     if isinstance(x, dict):
         return {str(name): plain(y) for name, y in x.items()}
     if isinstance(x, (list, tuple)):
         return [plain(y) for y in x]
+    if isinstance(x, Path):
+        return str(x)
     return np.asarray(x).tolist() if isinstance(x, (np.ndarray, np.generic, jax.Array)) else x
 
 

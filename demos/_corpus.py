@@ -1,7 +1,7 @@
 """Sentences of the project's own, in which one word means two things: templates × clues, the same for both senses.
 
 Every sentence has a twin that differs in its clues alone, and twins are held out together. So a template says nothing
-of the sense, and whatever cannot see the clues is right of exactly one sentence in two.
+about the sense, and a reader that cannot see the clues is right in exactly one sentence of two.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 PEOPLE, PAD, BLANK, UNSEEN = ["he", "she", "they", "we"], 0, 1, 6  # the clue of number 6 is never trained on
-RELATIONS = {  # the word that asks → its two senses, their clues, and sentences: {a}, {b} clues, {p} a person
+RELATIONS = {  # the query word → its two senses, their clues, and templates: {a}, {b} clues, {p} a person
     "bank": (
         {
             "river": ["river", "water", "stream", "boat", "fish", "reeds", "brook"],
@@ -91,11 +91,11 @@ class Sentences(NamedTuple):
     n: jax.Array
     """[N] how many words exist."""
     asks: jax.Array
-    """[N] where the word stands whose sense is asked."""
+    """[N] the position of the query word, whose sense is asked."""
     clue: jax.Array
-    """[N, T] booleans: where the sense is told."""
+    """[N, T] booleans: the positions of the clues."""
     relation: jax.Array
-    """[N] 0 to 3: which word asks."""
+    """[N] 0 to 3: which of RELATIONS the query word is."""
     sense: jax.Array
     """[N] 0 or 1."""
 

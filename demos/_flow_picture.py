@@ -11,7 +11,7 @@ def draw(title: str, panels: list[dict], linear: bool) -> Figure:
     figure = Figure(figsize=(max(9.0, 4.1 * len(panels)), 3.9), layout="constrained")
     figure.suptitle(title)
     for ax, panel in zip(np.ravel(figure.subplots(1, len(panels))), panels, strict=True):
-        shown = slice(None) if linear else panel["x"] > 0  # the start has no place on a logarithmic scale
+        shown = slice(None) if linear else panel["x"] > 0  # step 0 has no place on a logarithmic scale
         x = panel["x"][shown]
         for (name, y), colour, dash in zip(panel["lines"].items(), COLOURS, DASHES, strict=False):
             ax.plot(x, y[shown], color=colour, ls=dash, lw=1.6, label=name, marker="o" if len(x) < 5 else None)

@@ -1,7 +1,4 @@
-"""Scenarios of gradient_flow.py about what else decides: saturation, the scale, the optimiser, shared matrices.
-
-Each returns its numbers: `rows` of (what, measured, predicted), `says`, and `panels` for the picture.
-"""
+"""Scenarios of gradient_flow.py about what else decides: the optimiser, discrete steps, shared matrices."""
 
 import itertools
 
@@ -9,102 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _bank_toy import BANK, W_K, W_Q, K, Q, X
-from _flow_paths import C, both, lines
+from _bank_toy import BANK, W_K, W_Q, C, K, Q, X
+from _flow_common import both, lines
 
-import jattn
 from jattn import flow
-
-DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
-D, S, DRAWS = 64, 16, 2000
-TOLD = ("|dL/ds|", "|dL/dq|", "entropy", "saturation", "p of the target after 20 steps")
-
-
-def dies(gradient, dtype):
-    """The first gap between two logits, in eighths, at which a gradient is 0; the target is ahead."""
-    gaps = jnp.arange(1, 8 * 760) / 8
-    g = jax.jit(jax.vmap(gradient))(jnp.stack([gaps, jnp.zeros_like(gaps)], 1).astype(dtype))
-    return float(gaps[jnp.argmax(g == 0)])
-
-
-def saturation():
-    gaps = jnp.linspace(-30, 30, 121)
-    x = jnp.stack([gaps, jnp.zeros_like(gaps)], 1)
-    entropy = lambda x: -jattn.log_softmax(x)[0]  # noqa: E731
-    output = lambda x: 0.5 * (jattn.softmax(x)[0] - 1) ** 2  # noqa: E731  v = (1, 0), goal 1
-    sizes = {n: abs(np.asarray(jax.vmap(jax.grad(f))(x)[:, 0])) for n, f in (("CE", entropy), ("out", output))}
-    p = np.asarray(1 / (1 + jnp.exp(-gaps)))
-    rows = [
-        ("dL/ds at gap −20, cross-entropy: 1 − p", sizes["CE"][20], 1 - p[20]),
-        ("dL/ds at gap −20, output loss: p (1 − p)²", sizes["out"][20], p[20] * (1 - p[20]) ** 2),
-    ]
-    plain = lambda x: -jax.nn.log_softmax(x)[0]  # noqa: E731
-    for name, dtype in DTYPES.items():
-        # The plain rule: dead once 1 + e^−gap rounds to 1. (XLA on a CPU computes bfloat16 in float32.)
-        eps = float(jnp.finfo(jnp.float32 if name == "bfloat16" else dtype).eps)
-        # The exact tail: once e^−gap is below what the dtype, at the end, or float32, on the way, can hold.
-        least = 2.0**-25 if name == "float16" else float(jnp.finfo(dtype).tiny)
-        rows += [
-            (f"dies at the gap, {name}, jax.nn", dies(lambda x: jax.grad(plain)(x)[0], dtype), np.log(2 / eps)),
-            (f"dies at the gap, {name}, jattn", dies(lambda x: jax.grad(entropy)(x)[0], dtype), -np.log(least)),
-        ]
-    return {
-        "rows": rows,
-        "says": "Attending the wrong key with gap 20, the loss on the output has a gradient of 2e-9 left, the "
-        "cross-entropy on the weight 1: saturation kills the one, not the other. Attending the right key, the gradient "
-        "of either should be tiny, not zero: with jattn it is there until e^−gap leaves the numbers of the dtype.",
-        "panels": [
-            lines(
-                gaps,
-                ylog=True,
-                xlabel="gap of the logits",
-                **{"cross-entropy on p": sizes["CE"], "½(out − 1)²": sizes["out"]},
-            )
-        ],
-        "linear": True,
-    }
-
-
-def scale():
-    q, k = jax.random.normal(jax.random.key(0), (DRAWS, D)), jax.random.normal(jax.random.key(1), (DRAWS, S, D))
-
-    def one(q, k, c):
-        objective = flow.cross_entropy(0)
-        steps = flow.attend(q[None], k, k, scale=c)
-        loss = lambda q: objective(flow.attend(q[None], k, k, scale=c))  # noqa: E731
-        ds = steps.weights[0] - jax.nn.one_hot(0, S, dtype=q.dtype)
-        after = flow.run(loss, q, optax.sgd(1.0), 20).params
-        sizes = jnp.linalg.norm(ds), jnp.linalg.norm(jax.grad(loss)(q)), flow.entropy(steps.weights[0])
-        return (
-            jnp.var(steps.scaled, ddof=1),
-            *sizes,
-            flow.saturation(steps.weights[0]),
-            flow.attend(after[None], k, k, scale=c).weights[0, 0],
-        )
-
-    rows, found = [], {}
-    for name, c in (("1", 1.0), ("√d", D**-0.5), ("d", 1 / D)):
-        var, ds, dq, entropy, full, learned = (float(x.mean()) for x in jax.jit(jax.vmap(one, (0, 0, None)))(q, k, c))
-        found[name] = {"ds": ds, "dq": dq, "entropy": entropy, "saturation": full, "learned": learned}
-        rows.append((f"over {name}: std of the logits", var**0.5, c * D**0.5))
-        if name == "d":
-            rows.append(("over d: |dL/ds|, of nearly equal weights", ds, (1 - 1 / S) ** 0.5))
-            rows.append(("over d: |dL/dq|, of nearly equal weights", dq, (D * (1 - 1 / S)) ** 0.5 / D))
-            rows.append(("over d: entropy", entropy, np.log(S)))
-    of = {n: [found[m][n] for m in found] for n in found["d"]}
-    return {
-        "rows": rows,
-        "found": found,
-        "says": "Means over 2,000 draws, d = 64, over 1, √d and d: "
-        + "; ".join(f"{label} {a:.3f}, {b:.3f}, {c:.3f}" for label, (a, b, c) in zip(TOLD, of.values(), strict=True))
-        + ". Over d the gradient of the logits is healthy, and what reaches q is small and nothing is selected; "
-        "over 1 each row is one-hot before it has learned anything.",
-        "panels": [
-            lines([0, 1, 2], ylog=True, xlabel="divided by", **dict(zip(TOLD, of.values(), strict=True)))
-            | {"ticks": ["1", "√d", "d"]}
-        ],
-        "linear": True,
-    }
 
 
 def widest_linf(k, target):
@@ -187,6 +92,7 @@ def balancedness(rate=0.1, steps=400, decay=0.02):
     shrink = lambda w: loss(w) + decay / 2 * sum(jnp.sum(x**2) for x in w)  # noqa: E731
     decayed = flow.integrate(shrink, start, jnp.array([time]), observe=lambda now: both(now.params)).seen[0]
     first = Q @ Q - (K**2).sum()
+    steps_of = {f"η = {rate / n:g}": path[0] for n, path in ((1, sgd), (2, half), (4, quarter))}
     return {
         "rows": [
             ("flow: |q|² − |K|² changed by", moved[-1], 0.0),
@@ -200,16 +106,7 @@ def balancedness(rate=0.1, steps=400, decay=0.02):
         f"momentum moves it by {heavy[0][-1]:.3f} where that sum says {heavy[1][-1]:.4f}, Adam by {adam[0][-1]:.3f} "
         f"where it says {adam[1][-1]:.4f}.",
         "panels": [
-            lines(
-                np.linspace(0, time, 101),
-                **{
-                    "flow": moved,
-                    f"η = {rate:g}": sgd[0],
-                    f"η = {rate / 2:g}": half[0],
-                    f"η = {rate / 4:g}": quarter[0],
-                },
-            )
-            | {"title": "change of |q|² − |K|²"},
+            lines(np.linspace(0, time, 101), flow=moved, **steps_of) | {"title": "change of |q|² − |K|²"},
             lines(
                 np.linspace(0, 1, 101),
                 xlabel="share of the run",

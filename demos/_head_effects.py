@@ -1,4 +1,4 @@
-"""What each head has to do with the sense of a word: what it attends, what a gradient says, what taking it away does.
+"""Each head and the sense of a word: what the head attends, what a gradient says, what masking the head does.
 
 The score of the word's last hidden state h is (h − m)·d / d·d, where m ± d are the means over sentences of the one
 sense and of the other: +1 is the one, −1 the other. A share m of the attention of the word to its clue is taken away
@@ -19,7 +19,7 @@ TAKEN = [0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0]
 
 
 class Axis(NamedTuple):
-    """From the middle of two senses to the one: the score of h is (h − middle)·toward / toward·toward."""
+    """From the midpoint of two senses to the first: the score of h is (h − middle)·toward / toward·toward."""
 
     middle: ArrayLike
     toward: ArrayLike
@@ -53,7 +53,7 @@ def score(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array, edit
 
 @jax.jit
 def effects(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array, clue: jax.Array) -> dict[str, jax.Array]:
-    """Everything that is done to the attention of the word at `at` to its clue (booleans [T])."""
+    """What each change of the attention from the word at `at` to its clue (booleans [T]) does to the score."""
     every = jnp.zeros((len(ids), len(ids)), bool)
     pairs, none = every.at[at].set(clue), jnp.zeros((LAYERS, HEADS), axis.middle.dtype)
     of = lambda edit: score(p, axis, ids, n, at, edit)[0]  # noqa: E731
@@ -76,7 +76,7 @@ def effects(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array, cl
 
 @jax.jit
 def without(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array) -> jax.Array:
-    """The score [T] when the word at `at` cannot attend, in any head, to this token or that."""
+    """The score [T] where the word at `at` cannot attend, in any head, to each token in turn."""
     away, every = jnp.full((LAYERS, HEADS), -jnp.inf, axis.middle.dtype), jnp.zeros((len(ids), len(ids)), bool)
     tokens = jnp.eye(len(ids), dtype=bool)
     return jax.lax.map(lambda t: score(p, axis, ids, n, at, Edit(every.at[at].set(t), away))[0], tokens)

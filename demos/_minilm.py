@@ -37,7 +37,7 @@ class Read(NamedTuple):
     """The word that each token belongs to; '' for [CLS] and [SEP]."""
 
     def at(self, word: str) -> list[int]:
-        """Where the tokens of a word stand."""
+        """The positions of the tokens of a word."""
         return [i for i, w in enumerate(self.words) if w == word.lower()]
 
 

@@ -1,4 +1,4 @@
-"""One process with simulated devices, or several that speak through `jax.distributed`; none is left waiting.
+"""One process with simulated devices, or several that communicate through `jax.distributed`; none waits for ever.
 
 Time limits, in seconds, each a choice: a process that never arrives ends the start after START; one that dies is missed
 after HEARTBEAT, where a collective does not fail at once; one that hangs in a collective is given up after COLLECTIVE.
@@ -27,7 +27,7 @@ def arguments(parser):
         "--start", type=int, default=START, help=f"seconds to wait for all to arrive (default: {START})"
     )
     parser.add_argument(
-        "--fail", choices=["error", "kill", "absent"], help="what befalls the last process, to see it end"
+        "--fail", choices=["error", "kill", "absent"], help="how the last process fails, to see that all end"
     )
     return parser
 
@@ -66,7 +66,7 @@ def run(parser, compute, show):
                 say(f"rank {args.rank} goes on")
         results = _cli.plain(compute(args))
     except BaseException as wrong:
-        # Not through the shutdown barrier, where the others would be waited for, and they for us.
+        # Not through the shutdown barrier, where this process and the others would wait for each other.
         traceback.print_exc()
         print(
             f"rank {jax.process_index()}: {type(wrong).__name__}; ends, and the others with it",
@@ -116,7 +116,8 @@ def launch(n, start):
             codes = {rank: child.poll() for rank, child in children.items()}
             failed = [rank for rank, code in codes.items() if code not in (None, 0)]
             if failed:
-                rank = min(failed, key=lambda rank: codes[rank] != 2)  # who refuses ends others that only miss it
+                # Name the one that refused its input, if any: the others failed because it ended.
+                rank = min(failed, key=lambda rank: codes[rank] != 2)
                 code = codes[rank]
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
                 say(f"many: the process of rank {rank} {how}; the others are ended")

@@ -27,11 +27,11 @@ class Kind(NamedTuple):
     scale: jax.Array
     """Of its logits: 1/√D, or 0 for a mean over the sentence."""
     blind: jax.Array
-    """Whether all words but the one that asks are blank to it: it sees positions alone."""
+    """Whether every word but the query word is replaced by a blank: the reader sees positions alone."""
 
 
 class Seen(NamedTuple):
-    """What there is to see of a reader on some sentences."""
+    """What a reader does on some sentences."""
 
     loss: jax.Array
     right: jax.Array
@@ -52,7 +52,7 @@ def fresh(key: jax.Array, words: int, longest: int) -> dict[str, jax.Array]:
 
 
 def project(w: dict, kind: Kind, s: Sentences) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The query [1, D] of the word that asks, the keys and the values [T, D]."""
+    """The query [1, D] of the query word, the keys and the values [T, D]."""
     shown = jnp.where(kind.blind & (jnp.arange(len(s.ids), dtype=s.asks.dtype) != s.asks), BLANK, s.ids)
     x = w["E"][shown] + w["P"]
     return x[s.asks][None] @ w["W_Q"], x @ w["W_K"], x @ w["W_V"]
@@ -65,7 +65,7 @@ def read(w: dict, kind: Kind, s: Sentences) -> jax.Array:
 
 
 def look(w: dict, kind: Kind, s: Sentences, cut: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """z, and the attention [T] of the word that asks; with `cut` it may not attend to its clues."""
+    """z, and the attention [T] of the query word; with `cut` its clues are masked."""
     mask = masks.lengths(k=s.n) & masks.dense(~(s.clue & cut)[None])
     steps = jattn.explain(*project(w, kind, s), mask=mask, scale=kind.scale)
     return steps.out[0] @ w["u"][s.relation], steps.weights[0]
@@ -88,7 +88,7 @@ def examine(w: dict, kind: Kind, s: Sentences, cut: bool = False) -> Seen:
 def learn(
     key: jax.Array, kind: Kind, c: Corpus, words: int, steps: int, every: int, rate: jax.Array
 ) -> tuple[dict, dict]:
-    """One reader's training, a single scan: its parameters, and what there was to see before every `every` steps."""
+    """One reader's training, a single scan: its parameters, and what `observe` saw before every `every` steps."""
     adam = optax.adam(rate)
 
     def step(carry: tuple, _: None) -> tuple:
@@ -111,7 +111,7 @@ def learn(
 
 
 def judge(w: dict, kind: Kind, c: Corpus) -> dict:
-    """A trained reader: held-out sentences, the same with its clues cut off, sentences of words it has never seen."""
+    """A trained reader on held-out sentences, on the same with the clues masked, and on sentences with unseen clues."""
     z, _ = jax.vmap(look, (None, None, 0, None))(w, kind, c.story, jnp.asarray(False))
     return {
         "train": examine(w, kind, c.train), "held": examine(w, kind, c.held), "cut": examine(w, kind, c.held, cut=True),

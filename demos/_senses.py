@@ -55,7 +55,7 @@ SENSES = {
         ],
     },
 }
-PLAIN = [  # where a head looks when there is nothing of the kind to see: the positional control
+PLAIN = [  # for the positional control: what a head attends at the same distance without these words
     "He read the letter in the kitchen and smiled.",
     "The old clock struck nine as we left.",
     "She painted her garden chair a bright green.",

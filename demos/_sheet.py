@@ -1,9 +1,10 @@
-"""The sheet that masks_and_scores.py leaves: what there is to draw, and how."""
+"""The sheet that masks_and_scores.py writes: its masks and scores, and the figure."""
 
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from _block_states import EMPTY, FULL
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
@@ -58,7 +59,7 @@ def every_score() -> dict[str, Any]:
 
 CURVES = {"soft_cap(2)": scores.soft_cap(2.0), "temperature(2)": scores.temperature(2.0)}
 COLOURS = ListedColormap(["#FFFFFF", "#D9E2EC", "#7FB0D6", "#0B4F8A"])
-"""Not visited; visited and masked, where no pair meets and where one does; not masked."""
+"""Not visited; visited and masked, where a pair is not allowed and where it is; not masked."""
 
 
 def draw(rows: list[dict], made: dict[str, Any]) -> Figure:
@@ -66,14 +67,14 @@ def draw(rows: list[dict], made: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(10, 8.1), layout="constrained")
     figure.suptitle(
         f"Masks and scores of {N} queries (down) and keys (across), tiles of {TILE} × {TILE}. "
-        "White: not visited. Grey: visited, ruled out\nby the mask. Blue: meets; dark where the whole tile does and "
+        "White: not visited. Grey: visited, ruled out\nby the mask. Blue: allowed; dark where the whole tile is and "
         "needs no mask.",
         fontsize=9,
     )
     panels = iter(figure.subplots(4, 6).ravel())
     for row in rows:
-        ax, told = next(panels), np.kron(row["told"], np.ones((TILE, TILE), int))
-        shade = np.where(told == 0, 0, np.where(row["dense"], np.where(told == 2, 3, 2), 1))
+        ax, states = next(panels), np.kron(row["told"], np.ones((TILE, TILE), int))
+        shade = np.where(states == EMPTY, 0, np.where(row["dense"], np.where(states == FULL, 3, 2), 1))
         ax.imshow(shade, cmap=COLOURS, vmin=0, vmax=3, interpolation="nearest")
         ax.set_title(f"{row['mask']}\n{row['visited']} of {np.size(row['told'])} tiles", fontsize=7)
     for code, x in made.items():

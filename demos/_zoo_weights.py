@@ -39,6 +39,27 @@ def separate(w: dict[str, np.ndarray], c: Any, **more: Any) -> dict[str, Any]:
     return params(**matrices, heads=c.num_attention_heads, kv_heads=c.num_key_value_heads, **biases, **more)
 
 
-def slopes(heads: int) -> np.ndarray:
-    """The slopes of ALiBi for a power of two heads, one a head."""
-    return (2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)).astype(np.float32)
+def joined(w: dict[str, np.ndarray], heads: int) -> dict[str, Any]:
+    """Params of a layer in whose one matrix q, k and v of a head stand together, as in BLOOM and GPT-NeoX."""
+    weight, biases = w["query_key_value.weight"], w["query_key_value.bias"].reshape(heads, 3, -1).swapaxes(0, 1)
+    q, k, v = weight.reshape(heads, 3, -1, weight.shape[1]).swapaxes(0, 1).reshape(3, *w["dense.weight"].shape)
+    named = dict(zip(("q_bias", "k_bias", "v_bias"), biases, strict=True))
+    return params(q, k, v, w["dense.weight"], heads=heads, **named, out_bias=w["dense.bias"])
+
+
+def latent(w: dict[str, np.ndarray], c: Any) -> dict[str, Any]:
+    """Params of a layer of latent attention, as DeepSeek-V3 keeps them."""
+    heads = c.num_attention_heads
+    down, k_turned = np.split(w["kv_a_proj_with_mqa.weight"].T, [c.kv_lora_rank], 1)
+    k, v = np.split(to_heads(w["kv_b_proj.weight"], heads), [c.qk_nope_head_dim], 2)
+    return {
+        "q_down": w["q_a_proj.weight"].T,
+        "q_latent_norm": w["q_a_layernorm.weight"],
+        "q": to_heads(w["q_b_proj.weight"], heads),
+        "kv_down": down,
+        "kv_norm": w["kv_a_layernorm.weight"],
+        "k": k,
+        "v": v,
+        "k_turned": k_turned,
+        "out": from_heads(w["o_proj.weight"], heads),
+    }

@@ -32,7 +32,7 @@ LEARNERS = {  # name → optimiser, what moves, learning rate
 
 def arguments() -> argparse.ArgumentParser:
     parser = _cli.parser(__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of what is written (default: out)")
+    _cli.add_out(parser, "what is written")
     return parser
 
 
@@ -56,20 +56,24 @@ def compute(args: argparse.Namespace) -> dict:
     parts.append(page.attention(steps.weights, words, WORDS, scores=steps.scores, scaled=steps.scaled, values=V,
                                 out=steps.out, keys=k, gains=gains))  # fmt: skip
     note = "Training moves the query of “bank”. Drag it, or press Play: where it goes is not simply toward the key."
-    try:
+    money = runs["−log p_money", "gradient descent"]
+    least = money["cosines"]["k_money"].min()
+    seen = f"To attend money q turns away from it on the way: cos(q, k_money) falls to −{-least:.2f} while p rises"
+
+    def write() -> tuple[Path, list[Path]]:
         file = page.write(args.out / "bank_river.html", "How “bank” learns to attend", *parts, note=note)
-        pictures = figures.save(draw(runs), args.out / "bank_field")
-        money = runs["−log p_money", "gradient descent"]
-        least = money["cosines"]["k_money"].min()
-        seen = f"To attend money q turns away from it on the way: cos(q, k_money) falls to −{-least:.2f} while p rises"
-        pictures += figures.save(figures.training(money, WORDS, log=True, title=seen), args.out / "bank_training")
-    except OSError as error:
-        raise _cli.BadInput(f"--out {args.out}: {error.strerror}. Name a folder that can be written to.") from error
+        field, training = draw(runs), figures.training(money, WORDS, log=True, title=seen)
+        return file, [
+            *figures.save(field, args.out / "bank_field"),
+            *figures.save(training, args.out / "bank_training"),
+        ]
+
+    file, pictures = _cli.save(args.out, write)
     shown = runs["−log p_river", "gradient descent"]
     p = shown["weights"][0]
     pulls = C * (np.eye(3)[0] - p)[:, None] * K
     series = {name: shown[name] for name in ("loss", "p", "margin", "norm")} | {"cos": shown["cosines"]}
-    return {"page": str(file), "bytes": file.stat().st_size, "pictures": [str(x) for x in pictures], "runs": told,
+    return {"page": file, "bytes": file.stat().st_size, "pictures": pictures, "runs": told,
             "pulls": pulls, "pull": C * (K[0] - p @ K), "series": series}  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from _cli import numbers, table, vector
 from rich.console import Console
 
 import jattn
+from jattn import flow
 from jattn.console import bars
 
 WORDS, TARGET, SHOWN = ["Cat", "ate", "mouse"], [0.4, 0.2, 0.4], [0, 1, 10, 100, 1000, 10_000, 30_000]
@@ -52,21 +53,12 @@ def exact_query(k: jax.Array) -> jax.Array:
 
 def train(k: jax.Array, start: jax.Array, query: Callable[[jax.Array], jax.Array], rate: float) -> dict:
     """Gradient descent on the excess of query(x), from x = start: the queries and weights of some of its steps."""
-    descent = optax.sgd(rate)
-
-    def step(carry: tuple, _: None) -> tuple:
-        x, state = carry
-        change, state = descent.update(jax.grad(lambda x: excess(query(x), k))(x), state)
-        return (optax.apply_updates(x, change), state), x
-
-    path = jax.jit(lambda x: jax.lax.scan(step, (x, descent.init(x)), length=SHOWN[-1] + 1)[1])(start)
-    path = path[jnp.array(SHOWN)]
-    q = jax.vmap(query)(path)[:, 0]
-    losses = jax.jit(jax.vmap(lambda q: excess(q[None], k)))(q)
+    path = flow.run(lambda x: excess(query(x), k), start, optax.sgd(rate), SHOWN[-1], at=SHOWN)
+    q = jax.vmap(query)(path.seen)[:, 0]
     exact = jax.jit(exact_query)(k)
     at_exact = explain(exact[None], k, k).weights[0]
-    return {"rate": rate, "steps": SHOWN, "q": q, "weights": explain(q, k, k).weights, "excess": losses,
-            "end": path[-1], "exact_q": exact, "exact_weights": at_exact}  # fmt: skip
+    return {"rate": rate, "steps": SHOWN, "q": q, "weights": explain(q, k, k).weights, "excess": path.loss,
+            "end": path.params, "exact_q": exact, "exact_weights": at_exact}  # fmt: skip
 
 
 def compute(args: argparse.Namespace) -> dict:

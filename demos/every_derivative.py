@@ -16,13 +16,14 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import _cli
 import jax
 import jax.numpy as jnp
 import optax
+from _meanflow import FREE, HVP, NUDGE, WORK, W, by_difference, compiled, drawn, flat
 from jax import random
 from jax.flatten_util import ravel_pytree
 from rich.console import Console
@@ -30,9 +31,7 @@ from rich.progress import Progress
 
 import jattn
 
-C, W, LONGEST, R, T_NOW, SMALL, NUDGE = 4, 32, 65536, 0.3, 0.8, 61, 0.03
-SHAPES = {"into": (C, W), "time": (2, W), "q": (W, W), "k": (W, W), "v": (W, W), "back": (W, W), "out": (W, C)}
-STOPPED, FREE, HVP = WORK = ["gradient, target stopped", "gradient, nothing stopped", "Hessian-vector product"]
+LONGEST, SMALL = 65536, 61
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -41,44 +40,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=2, help="of training and of curvature, 1 to 100 (default: 2)")
     _cli.add_seed(parser, "the network, the points and the noise")
     return parser
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def drawn(key: jax.Array, n: int, dtype: type) -> tuple[dict, jax.Array, jax.Array]:
-    """The parameters, data [n, C] on a closed curve in four dimensions, and noise for each point."""
-    *keys, a, b = random.split(key, len(SHAPES) + 2)
-    p = {i: random.normal(k, s, dtype) / s[0] ** 0.5 for k, (i, s) in zip(keys, SHAPES.items(), strict=True)}
-    angle = random.uniform(a, (n,), dtype, maxval=6.2831853)
-    data = jnp.stack([jnp.cos(angle), jnp.sin(angle), jnp.cos(2 * angle), jnp.sin(2 * angle)], 1)
-    return p, data, random.normal(b, (n, C), dtype)
-
-
-def network(attention: Callable, p: dict, z: jax.Array, r: jax.Array, t: jax.Array) -> jax.Array:
-    h = jnp.tanh(z @ p["into"] + (jnp.stack([r, t]) @ p["time"])[None])
-    h = h + attention(h @ p["q"], h @ p["k"], h @ p["v"]) @ p["back"]
-    return jnp.tanh(h) @ p["out"]
-
-
-def meanflow(attention: Callable, stop: Callable, p: dict, data: jax.Array, noise: jax.Array) -> jax.Array:
-    r, t, v = jnp.asarray(R, data.dtype), jnp.asarray(T_NOW, data.dtype), noise - data
-    at, along = ((1 - t) * data + t * noise, r, t), (v, jnp.zeros_like(r), jnp.ones_like(t))
-    u, change = jax.jvp(partial(network, attention, p), at, along)
-    return jnp.mean((u - stop(v - (t - r) * change)) ** 2)
-
-
-def matching(attention: Callable, p: dict, data: jax.Array, noise: jax.Array) -> jax.Array:
-    """The same loss at r = t, where no jvp is left in it."""
-    t = jnp.asarray(T_NOW, data.dtype)
-    return jnp.mean((network(attention, p, (1 - t) * data + t * noise, t, t) - (noise - data)) ** 2)
-
-
-def compiled(attention: Callable, *xs: object) -> dict[str, jax.stages.Compiled]:
-    """What is asked of attention: functions of (parameters, direction, data, noise)."""
-    stopped, free = (jax.value_and_grad(partial(meanflow, attention, f)) for f in (jax.lax.stop_gradient, lambda x: x))
-    gradient = jax.grad(partial(matching, attention))
-    along = lambda p, w, *x: jax.jvp(lambda p: gradient(p, *x), (p,), (w,))  # noqa: E731
-    asked = [lambda p, w, *x: stopped(p, *x), lambda p, w, *x: free(p, *x), along]
-    return {name: jax.jit(f).lower(*xs).compile() for name, f in zip(WORK, asked, strict=True)}
 
 
 def dense(*qkv: jax.Array) -> jax.Array:
@@ -93,8 +54,17 @@ def off(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.linalg.norm(a - b) / jnp.linalg.norm(b)
 
 
-def resident() -> int:  # the most bytes that this process has held so far
+def resident() -> int:
+    """The most bytes that this process has held so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def exact(key: jax.Array) -> dict[str, jax.Array]:
+    """The relative error of each derivative against jattn.reference: SMALL tokens in float64, two tiles."""
+    p, *x = drawn(key, SMALL, jnp.float64)
+    ours = compiled(partial(jattn.attention, tile=(64, 32)), p, p, *x)
+    truth = compiled(dense, p, p, *x)
+    return {name: off(flat(ours[name](p, p, *x)), flat(truth[name](p, p, *x))) for name in WORK}
 
 
 def compute(args: argparse.Namespace) -> dict:
@@ -103,40 +73,39 @@ def compute(args: argparse.Namespace) -> dict:
         if not least <= given <= most:
             raise _cli.BadInput(f"--{name} {given}: must be from {least} to {most}. Leave it out for the default.")
 
-    p, *x = drawn(key, SMALL, jnp.float64)
-    ours, truth = (compiled(f, p, p, *x) for f in (partial(jattn.attention, tile=(64, 32)), dense))
-    errors = {name: off(*(ravel_pytree(f[name](p, p, *x))[0] for f in (ours, truth))) for name in WORK}
-
+    errors = exact(key)
     p, *x = drawn(key, length, jnp.float32)
-    engine, descent = compiled(jattn.attention, p, p, *x), optax.sgd(0.1)
-    state, losses, curvatures, seconds, before = descent.init(p), [], [], {FREE: [], HVP: []}, resident()
+    engine, before = compiled(jattn.attention, p, p, *x), resident()
+    losses, curvatures, seconds = [], [], {FREE: [], HVP: []}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=2 * steps)
 
-        def call(name: str, w: dict) -> tuple:
+        def timed(name: str, *given: Any) -> tuple:
             bar.update(task, description=name)
             start = time.perf_counter()
-            made = jax.block_until_ready(engine[name](p, w, *x))
+            made = jax.block_until_ready(engine[name](*given, *x))
             seconds[name].append(time.perf_counter() - start)
             bar.advance(task)
             return made
 
+        descent = optax.sgd(0.1)
+        state = descent.init(p)
         for _ in range(steps):
-            loss, g = call(FREE, p)
+            loss, g = timed(FREE, p, p)
             updates, state = descent.update(g, state)
-            p, losses = optax.apply_updates(p, updates), [*losses, loss]
+            p = optax.apply_updates(p, updates)
+            losses.append(loss)
         Hw, tree = ravel_pytree(g)
         for _ in range(steps):  # power iteration, from the last gradient
             w = Hw / jnp.linalg.norm(Hw)
-            Hw = ravel_pytree(call(HVP, tree(w))[1])[0]
+            _, Hw_tree = timed(HVP, p, tree(w))
+            Hw = flat(Hw_tree)
             curvatures.append(w @ Hw)
-    gradient, flat = jax.jit(jax.grad(partial(matching, jattn.attention))), ravel_pytree(p)[0]
-    plus, minus = (ravel_pytree(gradient(tree(flat + h * w), *x))[0] for h in (NUDGE, -NUDGE))
-    witness = off(Hw, (plus - minus) / (2 * NUDGE))
 
     return {
-        "length": length, "errors": errors, "losses": losses, "curvatures": curvatures, "witness": witness,
-        "seconds": seconds, "resident": resident(), "resident_before": before, "bytes": temporaries(engine),
+        "length": length, "errors": errors, "losses": losses, "curvatures": curvatures,
+        "witness": off(Hw, by_difference(jattn.attention, p, w, *x)), "seconds": seconds, "resident": resident(),
+        "resident_before": before, "bytes": temporaries(engine),
         "dense_bytes": temporaries(compiled(dense, p, p, *x)),
     }  # fmt: skip
 

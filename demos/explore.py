@@ -16,7 +16,7 @@ import _cli
 import _sentence
 import jax
 import numpy as np
-from _record import MOVES, OPTIMISERS, objective, record
+from _record import MOVES, OPTIMISERS, loss, record
 from rich.console import Console
 
 import jattn
@@ -51,11 +51,9 @@ def compute(args: argparse.Namespace) -> dict:
         raise _cli.BadInput("--steps must be from 1 to 100000, and --learning-rate above 0. Leave them out.")
     parts, told = _saved(args.trajectory) if args.trajectory else _learned(args)
     title = f"The attention of {told['query']}" if told["query"] != "q" else "A trajectory"
-    try:
-        file = page.write(args.out, title, *parts, note=told["note"])
-    except OSError as error:
-        raise _cli.BadInput(f"--out {args.out}: {error.strerror}. Name a file that can be written.") from error
-    return told | {"page": str(file), "bytes": file.stat().st_size}
+    write = lambda: page.write(args.out, title, *parts, note=told["note"])  # noqa: E731
+    file = _cli.save(args.out, write, "file that can be written")
+    return told | {"page": file, "bytes": file.stat().st_size}
 
 
 def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
@@ -66,8 +64,10 @@ def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
         raise _cli.BadInput("--sentence is empty. Give it at least one word.")
     known = {word: rng.standard_normal(D) for word in dict.fromkeys(words)}
     words = _sentence.read(args, [(word, list(known[word])) for word in words])
+    if len(words) < 2:
+        raise _cli.BadInput(f"{words[0][0]!r} is the only word, and has no other to attend. Give two or more.")
     names, x = _sentence.labels(words), np.array([vector for _, vector in words])
-    query = _sentence.position("--query", args.query or names[max(len(names) - 2, 0)], names)
+    query = _sentence.position("--query", args.query or names[-2], names)
     target = _sentence.position("--target", args.target or names[0], names)
     steps = jax.jit(jattn.explain)(x, x, x)
     weights = np.asarray(steps.weights)
@@ -81,12 +81,12 @@ def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
     output = {"values": x, "goal": x[target]} if args.loss == "output" else {}
     r = record(x[query], x, target, labels=names, optimiser=args.optimiser, moves=args.moves, rate=args.learning_rate,
                steps=args.steps, **output)  # fmt: skip
-    loss = f"½|out − v_{names[target]}|²" if output else f"−log p_{names[target]}"
+    formula = f"½|out − v_{names[target]}|²" if output else f"−log p_{names[target]}"
     leads = args.moves == "q" and r["widest"].any()
     rays = ({"max margin": r["widest"]} if leads else {}) | {f"k_{names[target]}": x[target]}
     parts.insert(0, page.run(r, names, target=target, rays=rays, conserved=r["conserved"], query="q",
-                             loss=loss, optimiser=args.optimiser, **output))  # fmt: skip
-    pull = -jax.jit(jax.grad(objective))(x[query], x, target, output.get("values"), output.get("goal"))
+                             loss=formula, optimiser=args.optimiser, **output))  # fmt: skip
+    pull = -jax.jit(jax.grad(loss))(x[query], x, target, output.get("values"), output.get("goal"))
     series = {name: r[name] for name in ("loss", "p", "margin", "norm")} | {"cos": r["cosines"]}
     note = (
         f"“{names[query]}” learns to attend “{names[target]}”: {args.optimiser} on {args.moves}, {args.steps:,} steps."

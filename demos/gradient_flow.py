@@ -12,9 +12,11 @@ import argparse
 from pathlib import Path
 
 import _cli
+import _flow_ends as ends
 import _flow_paths as paths
 import _flow_picture
 import _flow_rules as rules
+import _flow_saturation as saturation
 import jax
 import numpy as np
 from rich.console import Console
@@ -26,11 +28,11 @@ SCENARIOS = {
     "money-frozen": (paths.money_frozen, "keys frozen, attend money: q first turns away from k_money"),
     "money-free": (paths.money_free, "q and K learn together: the slogan holds"),
     "shadowed": (paths.shadowed, "a longer key along the target's: attended from behind"),
-    "inside": (paths.inside, "the target in the hull of the other keys: attention has a ceiling"),
-    "interior": (paths.interior, "a target of 40/20/40: reached, at a finite query"),
-    "output": (paths.output_loss, "a loss on the output that lowers p_r"),
-    "saturation": (rules.saturation, "output loss against cross-entropy; where each dtype's gradient dies"),
-    "scale": (rules.scale, "scores over 1, over √d, over d"),
+    "inside": (ends.inside, "the target in the hull of the other keys: attention has a ceiling"),
+    "interior": (ends.interior, "a target of 40/20/40: reached, at a finite query"),
+    "output": (ends.output_loss, "a loss on the output that lowers p_r"),
+    "saturation": (saturation.saturation, "output loss against cross-entropy; where each dtype's gradient dies"),
+    "scale": (saturation.scale, "scores over 1, over √d, over d"),
     "optimisers": (rules.optimisers, "SGD, momentum, sign descent, Adam, AdamW, decay: other ends"),
     "balance": (rules.balancedness, "what flow conserves, and what steps do to it"),
     "tied": (rules.tied, "one W_Q: bank's step moves river's query"),
@@ -42,7 +44,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", help="a scenario")
     parser.add_argument("--list", action="store_true", help="name the scenarios")
     parser.add_argument("--all", action="store_true", help="run every scenario")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures (default: out)")
+    _cli.add_out(parser, "the pictures")
     return parser
 
 
@@ -60,17 +62,15 @@ def scenario(name: str, out: Path) -> dict:
     make, about = SCENARIOS[name]
     r = make()
     figure = _flow_picture.draw(f"{name}: {about}", r.pop("panels"), r.pop("linear", False))
-    try:
-        files = figures.save(figure, out / f"flow_{name.replace('-', '_')}", kinds=("png",))
-    except OSError as error:
-        raise _cli.BadInput(f"--out {out}: {error.strerror}. Name a folder that can be written to.") from error
+    picture = out / f"flow_{name.replace('-', '_')}"
+    files = _cli.save(out, lambda: figures.save(figure, picture, kinds=("png",)))
     report = r.pop("report", None)
     checks = (
         [] if report is None else [[c.identity, c.measured, c.predicted, c.tolerance, c.passed] for c in report.checks]
     )
     rows = [[what, float(a), float(b)] for what, a, b in r.pop("rows")]
     rest = jax.tree.map(lambda x: np.asarray(x).tolist(), r)
-    return {"about": about, "rows": rows, "checks": checks, **rest, "pictures": [str(file) for file in files]}
+    return {"about": about, "rows": rows, "checks": checks, **rest, "pictures": files}
 
 
 def show(console: Console, results: dict) -> None:

@@ -32,12 +32,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", metavar="WHERE", help="a folder, 'package' or 'hub' (default: the first that has it)"
     )
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (default: out)")
+    _cli.add_out(parser, "the picture")
     return parser
 
 
 def place(read: Read, word: str, sentence: str) -> int:
-    """Where the one token of a word stands."""
+    """The position of the one token of a word."""
     found = read.at(word)
     if not found:
         raise BadInput(f"--word {word!r}: is not in the sentence {sentence!r}. Give a sentence that has it.")
@@ -47,7 +47,7 @@ def place(read: Read, word: str, sentence: str) -> int:
 
 
 def clue_of(args: argparse.Namespace, read: Read, at: int, score: float, without: np.ndarray) -> list[int]:
-    """The tokens of the clue: of the word asked for, or of that whose loss takes most from the sense."""
+    """The tokens of the clue: of the word asked for, or of the word without which the sense is weakest."""
     word = args.word.lower()
     if args.clue is not None:
         if not (found := read.at(args.clue)) or args.clue.lower() == word:
@@ -69,8 +69,7 @@ def sense_axis(model: Model, word: str, told: dict[str, list[str]], hidden: np.n
 
 
 def compute(args: argparse.Namespace) -> dict:
-    if any(p.exists() and not p.is_dir() for p in (args.out, *args.out.absolute().parents)):
-        raise BadInput(f"--out {args.out}: is a file, or lies below one. Name a folder.")
+    _cli.check_folder(args.out)
     told, model = senses(args.word.lower(), args.senses), load(args.model)
     texts = [args.sentence, *(text for some in told.values() for text in some), *PLAIN]
     longest = max(len(model.read(text).ids) for text in texts)
@@ -101,10 +100,7 @@ def compute(args: argparse.Namespace) -> dict:
     if control is not None:
         low, high = np.quantile(control, [0.05, 0.95], axis=0)
         results |= {"control": control.mean(0), "low": low, "high": high, "places": len(control)}
-    try:
-        results["pictures"] = [*map(str, figures.save(draw(results), args.out / "real_bank"))]
-    except OSError as error:
-        raise BadInput(f"--out {args.out}: {error.strerror}. Name a folder that can be written to.") from error
+    results["pictures"] = _cli.save(args.out, lambda: figures.save(draw(results), args.out / "real_bank"))
     return results
 
 

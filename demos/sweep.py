@@ -39,7 +39,7 @@ def arguments():
 
 
 def loss(q, target):
-    """Of one query over the three words: how far its attention is from all on the target."""
+    """Minus the log of the attention of one query to its target, one of the three words."""
     keys = jnp.asarray(list(WORDS.values()), q.dtype)
     weights = jattn.attention(q[None], keys, jnp.eye(3, dtype=q.dtype))[0]
     return -jnp.log(weights @ target)
@@ -57,7 +57,7 @@ def beginning():
 
 
 def forward(runs, steps):
-    """All runs, so many steps further."""
+    """All runs, `steps` steps further."""
 
     def one(optimiser, run):
         path = flow.run(loss, run["q"], optimiser(run["rate"]), steps, data=(run["target"],), state=run["state"], at=1)

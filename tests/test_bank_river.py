@@ -21,7 +21,7 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
 
 import jattn
-from jattn import figures, reference
+from jattn import figures, flow, reference
 
 pytestmark = pytest.mark.structure
 
@@ -191,18 +191,18 @@ def test_the_pull_is_jax_grad_of_the_reference(target, x64):
     def slope(q):
         return jax.grad(lambda q: -jnp.log(reference.steps(q[None], K, K)[0].weights[0, target]))(q)
 
-    seen = jax.jit(descent.look)(Q, K, target)
-    np.testing.assert_allclose(seen["pulls"].sum(0), -slope(Q), rtol=0, atol=EXACT)
-    np.testing.assert_allclose(seen["pull"], (K[target] - by_hand(Q, K) @ K) / math.sqrt(2), rtol=0, atol=EXACT)
-    assert abs(np.asarray(seen["pull"]) - K[target] / math.sqrt(2)).max() > 0.05  # the slogan's pull is another
+    seen = jax.tree.map(lambda x: x[0], descent.descend("q", target, 1, RATE).seen)
+    np.testing.assert_allclose(seen.pulls.sum(0), -slope(Q), rtol=0, atol=EXACT)
+    np.testing.assert_allclose(-seen.dq, (K[target] - by_hand(Q, K) @ K) / math.sqrt(2), rtol=0, atol=EXACT)
+    assert abs(np.asarray(-seen.dq) - K[target] / math.sqrt(2)).max() > 0.05  # the slogan's pull is another
 
 
 @pytest.mark.parametrize("target", CONTEXTS.values(), ids=CONTEXTS)
 def test_the_widest_margin_is_that_of_a_solver_and_of_a_search(target, x64):
     rng = np.random.default_rng(1)
-    widest = jax.jit(partial(descent.widest, target=target))
+    widest = jax.jit(partial(flow.max_margin, target=target))
     for k in (K, *rng.normal(size=(4, 3, 2))):
-        u, margin = map(np.asarray, widest(k))
+        u, margin, _ = map(np.asarray, widest(k))
         d = k[target] - np.delete(k, target, 0)
         best, most = widest_by_angle(k, target)
         if most <= 1e-3:  # the target lies between its rivals: no direction prefers it
@@ -309,16 +309,16 @@ def test_pictures_are_there_whole_and_show_the_numbers(full, x64):
     svg = ET.parse(out / "bank_river.svg").getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
 
-    paths = {w: jax.tree.map(np.asarray, descent.descend("q", i, STEPS, RATE)) for w, i in CONTEXTS.items()}
+    paths = {w: jax.tree.map(np.asarray, descent.descend("q", i, STEPS, RATE)).seen for w, i in CONTEXTS.items()}
     figure = picture.draw(paths, RATE)
     for axes, (word, path) in zip(np.reshape(figure.axes, (3, 2)).T, paths.items(), strict=True):
         row, first, whole = axes
         shown = [float(text.get_text()) for text in row.texts]
-        np.testing.assert_allclose(shown, path["weights"][[0, -1]].ravel(), atol=5e-4)
+        np.testing.assert_allclose(shown, path.weights[[0, -1]].ravel(), atol=5e-4)
         (way,) = (line for line in whole.lines if len(line.get_xdata()) == STEPS + 1)
-        np.testing.assert_array_equal(way.get_xydata(), path["q"])
+        np.testing.assert_array_equal(way.get_xydata(), path.q)
         assert word in row.get_title()
-        assert f"{path['cos'][-1]:.3f}" in whole.get_title()
+        assert f"{path.cos_key[-1]:.3f}" in whole.get_title()
         (start,) = (text for text in first.texts if text.get_text() == "step 0")
         assert start.xy == (1, 0)
         assert {"river", "money", "the"} <= {text.get_text() for text in first.texts}

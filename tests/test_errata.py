@@ -23,6 +23,11 @@ def errata():
 
 
 @pytest.fixture(scope="module")
+def verdicts(errata):
+    return sys.modules["_errata_verdicts"]
+
+
+@pytest.fixture(scope="module")
 def evaluate(errata):
     cli = sys.modules["_cli"]
     return lambda: cli.evaluate(errata.compute, argparse.Namespace(write=False))
@@ -40,19 +45,20 @@ def test_the_committed_page_is_the_computed_one(errata, results):
     assert errata.PAGE.read_text(encoding="utf-8") == errata.page(results)
 
 
-def test_the_page_changes_with_what_a_document_prints(errata, evaluate, results, monkeypatch):
-    monkeypatch.setattr(errata, "SUMS", (*errata.SUMS[:3], "7.001"))  # printed is 7.006
+def test_the_page_changes_with_what_a_document_prints(errata, verdicts, evaluate, results, monkeypatch):
+    walk = sys.modules["_errata_walk"]
+    monkeypatch.setattr(walk, "SUMS", (*walk.SUMS[:3], "7.001"))  # printed is 7.006
     mended = evaluate()
     assert errata.PAGE.read_text(encoding="utf-8") != errata.page(mended)
     before, after = (found["counts"][1] for found in (results, mended))
-    assert after == before | {"right": before["right"] + 1, errata.TOO_EARLY: before[errata.TOO_EARLY] - 1}
+    assert after == before | {"right": before["right"] + 1, verdicts.TOO_EARLY: before[verdicts.TOO_EARLY] - 1}
 
 
-def test_the_counts_add_up(errata, results):
+def test_the_counts_add_up(errata, verdicts, results):
     for row in results["counts"]:
-        assert row["numbers"] == row["right"] + row[errata.TOO_EARLY] + row[errata.WRONG]
+        assert row["numbers"] == row["right"] + row[verdicts.TOO_EARLY] + row[verdicts.WRONG]
         listed = [found for found in results["errata"] if found["document"] == row["document"]]
-        assert sum(found["reason"] == errata.WORDS for found in listed) == row["claims"] - row["hold"]
+        assert sum(found["reason"] == verdicts.WORDS for found in listed) == row["claims"] - row["hold"]
     assert [row["document"] for row in results["counts"]] == list(errata.TITLES)
 
 
@@ -82,8 +88,8 @@ def test_writing_is_whole_or_not_at_all(errata, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(errata.os, "replace", full)
-    with pytest.raises(errata.BadInput, match=r"ERRATA\.md cannot be written \(No space left on device\)"):
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(sys.modules["_cli"].BadInput, match=r"ERRATA\.md cannot be written \(No space left on device\)"):
         errata.write(page, "second\n")
     assert [file.name for file in tmp_path.iterdir()] == ["ERRATA.md"]
     assert page.read_text() == "first\n"
@@ -360,8 +366,8 @@ def test_the_random_program_again_with_other_draws(results):
     assert said[SAMPLED[1]][-1] == spread
 
 
-def test_only_what_fails_is_called_over_claimed(errata, results):
-    named = {found["prints"] for found in results["errata"] if found["reason"] == errata.WORDS}
+def test_only_what_fails_is_called_over_claimed(verdicts, results):
+    named = {found["prints"] for found in results["errata"] if found["reason"] == verdicts.WORDS}
     assert named == {claim["phrase"] for claim in results["words"] if not claim["holds"]}
     assert {claim["phrase"] for claim in results["words"] if claim["holds"]} >= {
         "each row sums to 1",

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
-cli, demo = importlib.import_module("_cli"), importlib.import_module("every_derivative")
+cli, demo, mean = (importlib.import_module(name) for name in ("_cli", "every_derivative", "_meanflow"))
 
 LENGTH = 127
 EXACT = 1e-12
@@ -56,7 +56,7 @@ def network(p, z, r, t):
     return np.tanh(h) @ p["out"]
 
 
-def meanflow(p, data, noise, r=demo.R, t=demo.T_NOW):
+def meanflow(p, data, noise, r=mean.R, t=mean.T_NOW):
     """The loss in NumPy, the derivative along the path (v, 0, 1) by a central difference of fourth order."""
     z, v = (1 - t) * data + t * noise, noise - data
     u = lambda h: network(p, z + h * v, r, t + h)  # noqa: E731
@@ -89,12 +89,12 @@ def test_the_loss_and_its_gradient_by_differences_in_numpy(short, drawn, x64):
     p, *x = drawn
     assert short["losses"][0] == pytest.approx(meanflow(p, *x), rel=1e-5)
     stop = lambda a: a  # noqa: E731
-    loss, g = jax.value_and_grad(lambda p: demo.meanflow(demo.dense, stop, p, *map(jnp.asarray, x)))(p)
+    loss, g = jax.value_and_grad(lambda p: mean.meanflow(demo.dense, stop, p, *map(jnp.asarray, x)))(p)
     assert float(loss) == pytest.approx(meanflow(p, *x), rel=1e-9)
     w = {n: np.cos(np.arange(a.size, dtype=float)).reshape(a.shape) for n, a in p.items()}
     slope = sum(float(jnp.vdot(g[n], w[n])) for n in p)
     assert slope == pytest.approx(difference(lambda p: meanflow(p, *x), p, w), rel=1e-5)
-    stopped = jax.grad(lambda p: demo.meanflow(demo.dense, jax.lax.stop_gradient, p, *map(jnp.asarray, x)))(p)
+    stopped = jax.grad(lambda p: mean.meanflow(demo.dense, jax.lax.stop_gradient, p, *map(jnp.asarray, x)))(p)
     assert demo.off(ravel_pytree(stopped)[0], ravel_pytree(g)[0]) > 0.01  # what the paper stops is not nothing
 
 
@@ -103,11 +103,11 @@ def test_descent_and_curvature_repeated_densely(short, drawn, x64):
     p, *x = (jax.tree.map(jnp.asarray, a) for a in drawn)
     losses, curvatures = [], []
     for _ in range(2):
-        loss, g = jax.value_and_grad(lambda p: demo.meanflow(demo.dense, lambda a: a, p, *x))(p)
+        loss, g = jax.value_and_grad(lambda p: mean.meanflow(demo.dense, lambda a: a, p, *x))(p)
         losses, p = [*losses, loss], jax.tree.map(lambda a, b: a - 0.1 * b, p, g)
     flat, tree = ravel_pytree(p)
     Hw = ravel_pytree(g)[0]
-    gradient = jax.jit(jax.grad(lambda a: demo.matching(demo.dense, tree(a), *x)))
+    gradient = jax.jit(jax.grad(lambda a: mean.matching(demo.dense, tree(a), *x)))
     for _ in range(2):
         w = Hw / jnp.linalg.norm(Hw)
         Hw = (gradient(flat + 1e-4 * w) - gradient(flat - 1e-4 * w)) / 2e-4

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from jattn import flow
+
 pytestmark = pytest.mark.structure
 
 FOLDER = Path(__file__).parents[1] / "demos"
@@ -56,9 +58,9 @@ def test_the_recorded_descent_is_the_one_that_numpy_takes(moves, loss, x64):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_widest_margin_is_what_an_optimiser_finds(seed):
+def test_the_widest_margin_is_what_an_optimiser_finds(seed, x64):
     k = np.random.default_rng(seed).normal(size=(5, 4))
-    u, margin = recorder.widest(k, 2)
+    u, margin, _ = map(np.asarray, flow.max_margin(jnp.asarray(k), 2))
     z = k[2] - np.delete(k, 2, axis=0)
     rows = [{"type": "ineq", "fun": lambda w, r=row: w @ r - 1, "jac": lambda w, r=row: r} for row in z]
     best = minimize(lambda w: w @ w, u / margin + 0.1, jac=lambda w: 2 * w, constraints=rows, method="SLSQP", tol=1e-14)
@@ -66,10 +68,10 @@ def test_the_widest_margin_is_what_an_optimiser_finds(seed):
     assert (z @ u).min() == pytest.approx(margin, rel=1e-6)
 
 
-def test_a_key_within_the_others_has_no_margin():
-    k = np.array([[0.1, 0.1], [1.0, 0.0], [-1.0, 0.5], [0.0, -1.0], [0.0, 1.0]])
-    assert recorder.widest(k, 0)[1] == 0.0
-    assert recorder.widest(k, 1)[1] > 0.1
+def test_a_key_within_the_others_has_no_margin(x64):
+    k = jnp.array([[0.1, 0.1], [1.0, 0.0], [-1.0, 0.5], [0.0, -1.0], [0.0, 1.0]])
+    assert flow.max_margin(k, 0).margin == 0.0
+    assert flow.max_margin(k, 1).margin > 0.1
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +184,7 @@ def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):
     [
         (["--query", "fish"], "--query 'fish' is not in the sentence. Choose one of: the, river, bank"),
         (["--sentence", " "], "--sentence is empty. Give it at least one word."),
+        (["--sentence", "river"], "'river' is the only word, and has no other to attend. Give two or more."),
         (["--steps", "0"], "--steps must be from 1 to 100000, and --learning-rate above 0. Leave them out."),
         (["--learning-rate", "1e300", "--steps", "5"], "rate of 1e+300: the descent left what float64 holds. Use a"),
         (["--trajectory", "none.npz"], "--trajectory none.npz: [Errno 2] No such file"),

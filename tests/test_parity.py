@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="runs the models: pip install 'jattn[parity]
 pytest.importorskip("transformers", reason="has the models: pip install 'jattn[parity]'")
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
-zoo = importlib.import_module("model_zoo")
+zoo, check = importlib.import_module("model_zoo"), importlib.import_module("_zoo_check")
 # What transformers and torch warn of in their own code is not ours to mend.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.structure]
 
@@ -45,7 +45,7 @@ def test_each_layer_is_reproduced_with_the_gradient_of_its_input(model):
     ids=["Llama 3", "Qwen 3", "gpt-oss", "Gemma 2", "T5", "GPT-2"],
 )
 def test_a_recipe_that_leaves_something_out_is_seen(model, slip):
-    value, gradient = zoo.errors(next(zoo.zoo.layers(model)), slip)
+    value, gradient = check.errors(next(zoo.zoo.layers(model)), slip)
     assert min(value, gradient) > 1e-3
 
 
@@ -79,6 +79,8 @@ def test_the_page_shows_every_layer_and_its_errors(monkeypatch, capsys):
         assert f"{row['gradient']:.1e}" in page
     console = zoo._cli.console()
     with console.capture() as captured:
-        zoo.show(console, {"limit": 1e-5, "rows": [rows[0] | {"model": n, "shows": zoo.SHOWS[n]} for n in zoo.RECIPES]})
+        zoo.show(
+            console, {"limit": 1e-5, "rows": [rows[0] | {"model": n, "shows": check.SHOWS[n]} for n in zoo.RECIPES]}
+        )
     assert "…" not in captured.get()
     assert zoo.LIMIT == 1e-5
