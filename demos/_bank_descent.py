@@ -75,7 +75,7 @@ def story(path: flow.Trajectory, mover: str, target: int, rate: float) -> dict:
 
 
 def bank_loss(q, k, target=0):
-    return flow.cross_entropy(target)(flow.attend(q[None], k, k))
+    return flow.cross_entropy(target)(flow.attention_steps(q[None], k, k))
 
 
 def tied() -> dict:
@@ -101,7 +101,7 @@ def closed_forms() -> dict[tuple[str, str], tuple[jax.Array, jax.Array]]:
     p, goal = jattn.explain(q[None], k, v).weights[0], v[0]
 
     def miss(q, k, v):  # the other loss in use: bank's output should be v_river
-        return flow.squared_error(goal)(flow.attend(q[None], k, v))
+        return flow.squared_error(goal)(flow.attention_steps(q[None], k, v))
 
     g = p @ v - goal  # dL/do
     a = v @ g  # dL/dp_j

@@ -64,8 +64,8 @@ def scale():
 
     def one(q, k, c):
         objective = flow.cross_entropy(0)
-        steps = flow.attend(q[None], k, k, scale=c)
-        loss = lambda q: objective(flow.attend(q[None], k, k, scale=c))  # noqa: E731
+        steps = flow.attention_steps(q[None], k, k, scale=c)
+        loss = lambda q: objective(flow.attention_steps(q[None], k, k, scale=c))  # noqa: E731
         ds = steps.weights[0] - jax.nn.one_hot(0, S, dtype=q.dtype)
         after = flow.run(loss, q, optax.sgd(1.0), 20).params
         sizes = jnp.linalg.norm(ds), jnp.linalg.norm(jax.grad(loss)(q)), flow.entropy(steps.weights[0])
@@ -73,7 +73,7 @@ def scale():
             jnp.var(steps.scaled, ddof=1),
             *sizes,
             flow.saturation(steps.weights[0]),
-            flow.attend(after[None], k, k, scale=c).weights[0, 0],
+            flow.attention_steps(after[None], k, k, scale=c).weights[0, 0],
         )
 
     rows, found = [], {}

@@ -22,7 +22,7 @@ MOVES = ("q", "q and K")
 def loss(q, k, target, values=None, goal=None):
     """−log p_target; or, where there are values and a goal, ½|out − goal|²."""
     objective = flow.cross_entropy(target) if goal is None else flow.squared_error(goal)
-    return objective(flow.attend(q[None], k, k if values is None else values))
+    return objective(flow.attention_steps(q[None], k, k if values is None else values))
 
 
 def record(q, k, target, *, labels=None, values=None, goal=None, optimiser="gradient descent", moves="q", rate=1.0,

@@ -4,11 +4,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from _block_states import EMPTY, FULL
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from jattn import masks, scores
+from jattn.masks import EMPTY, FULL
 
 N, TILE = 128, 16
 LEARNED = np.sin(np.arange(32) * 1.7)

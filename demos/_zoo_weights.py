@@ -50,7 +50,7 @@ def joined(w: dict[str, np.ndarray], heads: int) -> dict[str, Any]:
 def latent(w: dict[str, np.ndarray], c: Any) -> dict[str, Any]:
     """Params of a layer of latent attention, as DeepSeek-V3 keeps them."""
     heads = c.num_attention_heads
-    down, k_turned = np.split(w["kv_a_proj_with_mqa.weight"].T, [c.kv_lora_rank], 1)
+    down, k_rope = np.split(w["kv_a_proj_with_mqa.weight"].T, [c.kv_lora_rank], 1)
     k, v = np.split(to_heads(w["kv_b_proj.weight"], heads), [c.qk_nope_head_dim], 2)
     return {
         "q_down": w["q_a_proj.weight"].T,
@@ -60,6 +60,6 @@ def latent(w: dict[str, np.ndarray], c: Any) -> dict[str, Any]:
         "kv_norm": w["kv_a_layernorm.weight"],
         "k": k,
         "v": v,
-        "k_turned": k_turned,
+        "k_rope": k_rope,
         "out": from_heads(w["o_proj.weight"], heads),
     }

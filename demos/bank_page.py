@@ -53,7 +53,7 @@ def compute(args: argparse.Namespace) -> dict:
     q, k = np.vstack([BANK, X]) @ W_Q, X @ W_K
     steps = jax.jit(jattn.explain)(q, k, V)
     gains = np.eye(3)[:1] / np.asarray(steps.weights)  # −dL/dp of −log p_river
-    parts.append(page.attention(steps.weights, words, WORDS, scores=steps.scores, scaled=steps.scaled, values=V,
+    parts.append(page.weights(steps.weights, words, WORDS, scores=steps.scores, scaled=steps.scaled, values=V,
                                 out=steps.out, keys=k, gains=gains))  # fmt: skip
     note = "Training moves the query of “bank”. Drag it, or press Play: where it goes is not simply toward the key."
     money = runs["−log p_money", "gradient descent"]

@@ -72,7 +72,7 @@ def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
     steps = jax.jit(jattn.explain)(x, x, x)
     weights = np.asarray(steps.weights)
     gains = np.eye(len(x))[target] / weights  # −dL/dp of −log p_target, for each word as the query
-    parts = [page.attention(weights, names, names, scores=steps.scores, scaled=steps.scaled, values=x, out=steps.out,
+    parts = [page.weights(weights, names, names, scores=steps.scores, scaled=steps.scaled, values=x, out=steps.out,
                             keys=x, gains=gains)]  # fmt: skip
     if not given:
         w = rng.standard_normal((LAYERS, HEADS, 2, D, D // 2)) / D**0.5

@@ -62,7 +62,10 @@ def compute(args):
 
     whole = NamedSharding(mesh, PartitionSpec())
     found, seconds = timed(jax.jit(lambda x: numbers_of(ring, x), out_shardings=whole))
-    cost = sharding.plan(args.tokens, args.tokens, H, HKV, D, jnp.float32, P, 1e11, 1e9, masks.causal()).costs[1]
+    cost = sharding.plan(
+        args.tokens, args.tokens, heads=H, kv_heads=HKV, head_dim=D, dtype=jnp.float32, devices=P,
+        flops_per_second=1e11, bandwidth=1e9, mask=masks.causal(),
+    ).costs[1]  # fmt: skip
     results = {
         "processes": jax.process_count(), "devices": P, "tokens": args.tokens, "numbers": found.tolist(),
         "tokens_per_second": args.tokens / seconds, "sent_per_device": cost.sent + cost.gradient_sent,

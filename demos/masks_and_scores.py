@@ -11,12 +11,13 @@ import _cli
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _block_states import EMPTY, FULL, by_the_mask, by_the_pairs
+from _block_states import by_the_mask, by_the_pairs
 from _sheet import LEARNED, TILE, N, draw, every_mask, every_score
 from rich.console import Console
 
 import jattn
 from jattn import figures, masks, scores
+from jattn.masks import EMPTY, FULL
 
 
 def arguments() -> argparse.ArgumentParser:

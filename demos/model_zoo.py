@@ -41,56 +41,58 @@ def t5(w: dict, c: Any, x: jax.Array, layer: int, one_way: bool = False) -> jax.
     p = params(*(w[f"{m}.weight"] for m in "qkvo"), heads=c.num_heads)
     bias = partial(relative_bias, max_distance=c.relative_attention_max_distance, bidirectional=not one_way)
     own = {"score": jax.vmap(bias)(w["table"].T)}  # a table of biases for each head
-    return multi_head(p, x, each=own, scale=1.0, mask=causal() if one_way else None)
+    return multi_head(p, x, per_head=own, scale=1.0, mask=causal() if one_way else None)
 
 
 def bloom(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
-    return multi_head(joined(w, c.n_head), x, mask=causal(), each={"score": jax.vmap(alibi)(alibi_slopes(c.n_head))})
+    return multi_head(
+        joined(w, c.n_head), x, mask=causal(), per_head={"score": jax.vmap(alibi)(alibi_slopes(c.n_head))}
+    )
 
 
 def mpt(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     p = params(*np.split(w["Wqkv.weight"], 3), w["out_proj.weight"], heads=c.n_heads)
-    return multi_head(p, x, mask=causal(), each={"score": jax.vmap(alibi)(alibi_slopes(c.n_heads))})
+    return multi_head(p, x, mask=causal(), per_head={"score": jax.vmap(alibi)(alibi_slopes(c.n_heads))})
 
 
 def gpt_neox(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     H, r = c.num_attention_heads, c.rope_parameters
     width = int(c.hidden_size // H * r["partial_rotary_factor"])
-    return multi_head(joined(w, H), x, mask=causal(), turn=partial(rotary, base=r["rope_theta"], width=width))
+    return multi_head(joined(w, H), x, mask=causal(), rope=partial(rotary, base=r["rope_theta"], width=width))
 
 
 def llama_3(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     r = c.rope_parameters
     longer = llama3(r["factor"], original=r["original_max_position_embeddings"], low=r["low_freq_factor"],
                     high=r["high_freq_factor"])  # fmt: skip
-    return multi_head(separate(w, c), x, mask=causal(), turn=partial(rotary, base=r["rope_theta"], scaling=longer))
+    return multi_head(separate(w, c), x, mask=causal(), rope=partial(rotary, base=r["rope_theta"], scaling=longer))
 
 
 def mistral(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     near = window(left=c.sliding_window - 1, right=0)
-    return multi_head(separate(w, c), x, mask=near, turn=partial(rotary, base=c.rope_parameters["rope_theta"]))
+    return multi_head(separate(w, c), x, mask=near, rope=partial(rotary, base=c.rope_parameters["rope_theta"]))
 
 
 def qwen_3(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     p = separate(w, c, q_norm=w["q_norm.weight"], k_norm=w["k_norm.weight"])
-    turn = partial(rotary, base=c.rope_parameters["rope_theta"])
-    return multi_head(p, x, mask=causal(), turn=turn, eps=c.rms_norm_eps)
+    rope = partial(rotary, base=c.rope_parameters["rope_theta"])
+    return multi_head(p, x, mask=causal(), rope=rope, eps=c.rms_norm_eps)
 
 
 def gemma_2(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     mask = window(left=c.sliding_window - 1, right=0) if c.layer_types[layer] == "sliding_attention" else causal()
-    turn = partial(rotary, base=c.rope_parameters["rope_theta"])
+    rope = partial(rotary, base=c.rope_parameters["rope_theta"])
     cap, scale = soft_cap(c.attn_logit_softcapping), c.query_pre_attn_scalar**-0.5
-    return multi_head(separate(w, c), x, mask=mask, turn=turn, score=cap, scale=scale)
+    return multi_head(separate(w, c), x, mask=mask, rope=rope, score=cap, scale=scale)
 
 
 def gemma_3(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     kind = c.layer_types[layer]
     mask = window(left=c.sliding_window - 1, right=0) if kind == "sliding_attention" else causal()
     r = c.rope_parameters[kind]
-    turn = partial(rotary, base=r["rope_theta"], scaling=linear(r["factor"]) if "factor" in r else None)
+    rope = partial(rotary, base=r["rope_theta"], scaling=linear(r["factor"]) if "factor" in r else None)
     p = separate(w, c, q_norm=1 + w["q_norm.weight"], k_norm=1 + w["k_norm.weight"])
-    return multi_head(p, x, mask=mask, turn=turn, scale=c.query_pre_attn_scalar**-0.5, eps=c.rms_norm_eps)
+    return multi_head(p, x, mask=mask, rope=rope, scale=c.query_pre_attn_scalar**-0.5, eps=c.rms_norm_eps)
 
 
 def phi_3(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
@@ -100,8 +102,8 @@ def phi_3(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     r = c.rope_parameters
     longer = longrope(r["short_factor"], r["long_factor"], factor=r["factor"],
                       original=r["original_max_position_embeddings"], length=len(x))  # fmt: skip
-    turn = partial(rotary, base=r["rope_theta"], scaling=longer)
-    return multi_head(p, x, mask=window(left=c.sliding_window - 1, right=0), turn=turn)
+    rope = partial(rotary, base=r["rope_theta"], scaling=longer)
+    return multi_head(p, x, mask=window(left=c.sliding_window - 1, right=0), rope=rope)
 
 
 def gpt_oss(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
@@ -109,8 +111,8 @@ def gpt_oss(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
     r = c.rope_parameters
     longer = yarn(r["factor"], original=r["original_max_position_embeddings"], fast=r["beta_fast"], slow=r["beta_slow"],
                   truncate=r["truncate"])  # fmt: skip
-    turn = partial(rotary, base=r["rope_theta"], scaling=longer)
-    return multi_head(separate(w, c), x, mask=mask, each={"sink": w["sinks"]}, turn=turn)
+    rope = partial(rotary, base=r["rope_theta"], scaling=longer)
+    return multi_head(separate(w, c), x, mask=mask, per_head={"sink": w["sinks"]}, rope=rope)
 
 
 def deepseek_v3(w: dict, c: Any, x: jax.Array, layer: int, form: Any = latent_expanded) -> jax.Array:
@@ -118,8 +120,8 @@ def deepseek_v3(w: dict, c: Any, x: jax.Array, layer: int, form: Any = latent_ex
     m, m_all = (1 + 0.1 * r[name] * np.log(r["factor"]) for name in ("mscale", "mscale_all_dim"))
     longer = yarn(r["factor"], original=r["original_max_position_embeddings"], fast=r["beta_fast"], slow=r["beta_slow"],
                   attention_factor=m / m_all)  # fmt: skip
-    turn = partial(rotary, base=r["rope_theta"], scaling=longer, interleaved=True)
-    return form(latent(w, c), x, turn=turn, mask=causal(), scale=float(m_all**2 * D**-0.5))
+    rope = partial(rotary, base=r["rope_theta"], scaling=longer, interleaved=True)
+    return form(latent(w, c), x, rope=rope, mask=causal(), scale=float(m_all**2 * D**-0.5))
 
 
 RECIPES = {

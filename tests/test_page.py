@@ -68,7 +68,7 @@ def whole(tokens=LONG):
     weights = np.array(steps.weights)
     weights[3, 5] = np.nan
     scaled = np.where(np.arange(n) > 50, -np.inf, steps.scaled)
-    row = page.attention(weights, tokens, tokens, scores=steps.scores, scaled=scaled, values=x, out=steps.out, keys=x,
+    row = page.weights(weights, tokens, tokens, scores=steps.scores, scaled=scaled, values=x, out=steps.out, keys=x,
                          gains=np.random.default_rng(3).normal(size=(n, n)))  # fmt: skip
     heads = page.heads(softmax(np.random.default_rng(4).normal(size=(2, 3, n, n))), tokens, tokens)
     return page.html("All of it: <b>&", *PARTS, row, heads, note="a note </p>")
@@ -447,7 +447,7 @@ REFUSED = [
     (lambda: page.run(ARRAYS, NAMES, target=0, conserved=3), TypeError, "run: conserved must map each quantity to (predicted, measured), got conserved of type int. Pass a mapping."),
     (lambda: page.run(ARRAYS, NAMES, target=0, conserved={"a": 1}), TypeError, "run: conserved['a'] must be (predicted, measured), got conserved['a'] of type int. Give both, in this order."),
     (lambda: page.heads(np.zeros(3), NAMES, NAMES), ValueError, "heads: weights must have the axes [T, S], [H, T, S] or [L, H, T, S], got weights [3]. Take the batch apart first."),
-    (lambda: page.html("x", "y"), TypeError, "html: parts must be parts of a page, got parts of type str. Make each with page.attention, page.heads or page.run."),
+    (lambda: page.html("x", "y"), TypeError, "html: parts must be parts of a page, got parts of type str. Make each with page.weights, page.heads or page.run."),
     (lambda: page.html("x", *[page.heads(np.ones((1, 1)), ["a"], ["b"])] * 2), ValueError, "html: a page shows heads once, got parts with two heads. Write two pages."),
 ]  # fmt: skip
 

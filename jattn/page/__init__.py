@@ -18,10 +18,10 @@ import numpy as np
 from jattn import _errors, _picture_inputs
 from jattn.page._document import Part, document
 
-__all__ = ["Part", "attention", "heads", "html", "run", "write"]
+__all__ = ["Part", "heads", "html", "run", "weights", "write"]
 
 
-def attention(
+def weights(
     weights: Any,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -61,10 +61,10 @@ def attention(
 
     Example:
       >>> from jattn import page
-      >>> page.attention([[0.7, 0.3]], ["bank"], ["river", "money"]).kind
+      >>> page.weights([[0.7, 0.3]], ["bank"], ["river", "money"]).kind
       'attention'
     """
-    caller = "attention"
+    caller = "weights"
     w = _picture_inputs.numbers(caller, "weights", weights, (None, None), "[T, S]", finite=False)
     T, S = w.shape
     held: dict[str, Any] = {"weights": w}
@@ -220,9 +220,9 @@ def html(title: str, *parts: Part, note: str = "") -> str:
     for part in parts:
         if not isinstance(part, Part):
             got = {"parts": f"of type {type(part).__name__}"}
-            remedy = "Make each with page.attention, page.heads or page.run."
+            remedy = "Make each with page.weights, page.heads or page.run."
             _errors.fail(TypeError, "html", "parts must be parts of a page", remedy, **got)
-    for kind in ("attention", "heads"):
+    for kind in "heads":
         if sum(part.kind == kind for part in parts) > 1:
             _errors.fail(ValueError, "html", f"a page shows {kind} once", "Write two pages.", parts=f"with two {kind}")
     return document(str(title), str(note), parts)
@@ -250,7 +250,7 @@ def write(file: str | os.PathLike[str], title: str, *parts: Part, note: str = ""
     Example:
       >>> import tempfile
       >>> from jattn import page
-      >>> row = page.attention([[0.7, 0.3]], ["bank"], ["river", "money"])
+      >>> row = page.weights([[0.7, 0.3]], ["bank"], ["river", "money"])
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     page.write(folder + "/bank.html", "bank", row).name
       'bank.html'
