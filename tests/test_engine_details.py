@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from _inputs import S, T, assert_close, normal, pairs, qkv
-from test_masks import KNOWN, at
+from _mask_oracles import KNOWN, at
 
 import jattn
 from jattn import masks

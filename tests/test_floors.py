@@ -1,12 +1,14 @@
 """The floors of the library: a module imports from lower floors only, and siblings never know each other."""
 
 import ast
+import inspect
 import shutil
 from pathlib import Path
 
 import pytest
 
 import jattn
+from jattn import one_head, reference
 
 FLOORS = {
     "_jax": -1,
@@ -168,6 +170,32 @@ def test_inside_each_package_every_arrow_points_down():
 
 def test_what_has_a_leading_underscore_is_private_to_its_folder():
     assert list(intrusions(PACKAGE)) == []
+
+
+def test_the_definition_imports_nothing_that_it_judges():
+    def sources(module):
+        for x in vars(module).values():
+            name = x.__name__ if inspect.ismodule(x) else getattr(x, "__module__", None)
+            if isinstance(name, str) and name.startswith("jattn") and name != module.__name__:
+                yield name.split(".")[1]
+
+    assert {FLOORS[name] for name in sources(reference)} <= {0}
+    assert {FLOORS[name] for name in sources(one_head)} > {0}  # one that imports more would be seen
+
+
+def other_tests(folder):
+    """Each import of one test file by another, in words: what two of them need stands in a file of its own."""
+    for file in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            yield from (f"{file.name}:{node.lineno} imports {name}" for name in names if name.startswith("test_"))
+
+
+def test_no_test_file_imports_another(tmp_path):
+    assert list(other_tests(Path(__file__).parent)) == []
+    (tmp_path / "test_b.py").write_text("import _inputs\nfrom test_a import x\n\ndef f():\n    import test_a\n")
+    assert list(other_tests(tmp_path)) == ["test_b.py:2 imports test_a", "test_b.py:5 imports test_a"]
 
 
 def planted(tmp_path, file, line):

@@ -13,13 +13,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from _docstrings import flaws
 from rich.console import Console
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize, nnls
-from test_public import flaws
 
 from jattn import lab
-from jattn.lab.result import oracle, result
+from jattn.lab.result import result
 
 pytestmark = pytest.mark.structure
 
@@ -27,22 +27,6 @@ FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 cli, demo = importlib.import_module("_cli"), importlib.import_module("lab")
 BY_NAME = {f.__name__: f for f in lab.RESULTS}
-WHOLE = "Pass a Python int of at least 0."
-MESSAGES = [
-    (lambda: lab.clustering("0"), TypeError, f"clustering: seed must be a whole number, got seed of type str. {WHOLE}"),
-    (lambda: lab.rank_collapse(-1), ValueError, f"rank_collapse: seed must be at least 0, got seed -1. {WHOLE}"),
-    (
-        lambda: lab.entropy_bound(2**32),
-        ValueError,
-        "entropy_bound: seed must be less than 2**32, got seed 4294967296. Pass a Python int from 0 to 2**32 - 1.",
-    ),
-    (
-        lambda: oracle("attention_as_svm", "no_such_library"),
-        ModuleNotFoundError,
-        "attention_as_svm: its oracle no_such_library must be installed, got module none. "
-        "Install it: pip install 'jattn[lab]'.",
-    ),
-]
 
 
 @pytest.fixture(scope="module")

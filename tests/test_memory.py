@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal, pairs, qkv
-from test_one_head import weigh
+from _jaxprs import formed
+from _oracles import weigh
 
 import jattn
 from jattn import masks, reference, scores
@@ -93,25 +94,6 @@ TRANSFORMS = {
     "grad of jvp": lambda f, x: jax.grad(loss(lambda y: jax.jvp(f, (y,), (x,))[1]))(x),
     "grad of grad": lambda f, x: jax.grad(lambda y: dot(jax.grad(loss(f))(y), x))(x),
 }
-
-
-def within(eqn):
-    """The jaxprs of which an equation is made; of a batched call, that of its function."""
-    if eqn.primitive is batching.batched_call_p:
-        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-        yield jax.make_jaxpr(eqn.params["fun"])(*shapes).jaxpr
-    for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
-        leaf = getattr(leaf, "jaxpr", leaf)
-        if hasattr(leaf, "eqns"):
-            yield leaf
-
-
-def formed(jaxpr):
-    """Every array that a program forms, in whatever is nested in it."""
-    for eqn in jaxpr.eqns:
-        yield from (v.aval for v in eqn.outvars)
-        for inner in within(eqn):
-            yield from formed(inner)
 
 
 def large(transform, f, x, stays, allowed=()):

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _flow_messages import FLOW
 from _inputs import D, Dv, S, T
-from _refused_cache import CACHE
-from _refused_heads import HEADS, HOSTS, POSITIONS
-from _sharding_messages import SHARDING
-from test_lab import MESSAGES as LAB
+from _messages_cache import CACHE
+from _messages_flow import FLOW
+from _messages_heads import HEADS, HOSTS, POSITIONS
+from _messages_lab import LAB
+from _messages_sharding import SHARDING
 
 import jattn
 from jattn import masks, scores

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import D, Dv, assert_close, assert_same, normal, pairs, qkv
-from test_memory import formed
-from test_one_head import definition, derivatives, inputs, ours, weigh
+from _jaxprs import formed
+from _oracles import definition, derivatives, inputs, ours, weigh
 
 import jattn
 from jattn import masks, reference

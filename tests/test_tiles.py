@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import D, S, T, assert_close, assert_same, normal, pairs, qkv
+from _mask_oracles import k_places, q_places, trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
-from test_masks import k_places, q_places, trees
 
 import jattn
 from jattn import masks, reference

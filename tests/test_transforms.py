@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import D, Dv, assert_close, normal, pairs, qkv
-from test_one_head import bounds, weigh
+from _oracles import bounds, weigh
 
 import jattn
 from jattn import masks, reference, scores

@@ -1,0 +1,24 @@
+"""What a program forms, read off its jaxpr."""
+
+import jax
+
+from jattn.engine import batching
+
+
+def within(eqn):
+    """The jaxprs of which an equation is made; of a batched call, that of its function."""
+    if eqn.primitive is batching.batched_call_p:
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        yield jax.make_jaxpr(eqn.params["fun"])(*shapes).jaxpr
+    for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+        leaf = getattr(leaf, "jaxpr", leaf)
+        if hasattr(leaf, "eqns"):
+            yield leaf
+
+
+def formed(jaxpr):
+    """Every array that a program forms, in whatever is nested in it."""
+    for eqn in jaxpr.eqns:
+        yield from (v.aval for v in eqn.outvars)
+        for inner in within(eqn):
+            yield from formed(inner)
