@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
-from chex import Numeric
+from chex import ArrayTree, Numeric, PRNGKey
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 Queries: TypeAlias = Float[Array, "T D"]
@@ -37,6 +37,7 @@ __all__ = [
     "Allowed",
     "Array",
     "ArrayLike",
+    "ArrayTree",
     "Bool",
     "Float",
     "Int",
@@ -45,6 +46,7 @@ __all__ = [
     "Lse",
     "Numeric",
     "Out",
+    "PRNGKey",
     "Pairs",
     "Partial",
     "QPositions",

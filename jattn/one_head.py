@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks, reference
-from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
+from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, PRNGKey, Score
 from jattn.arguments import options as arguments
 from jattn.engine.attend import attend
 from jattn.masks import Mask
@@ -24,7 +24,7 @@ class AttentionOptions(TypedDict, total=False):
     q_positions: Int[ArrayLike, " T"] | None
     k_positions: Int[ArrayLike, " S"] | None
     dropout_rate: Numeric
-    dropout_key: Array | None
+    dropout_key: PRNGKey | None
     tile: tuple[int, int] | None
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 from jattn import _errors
-from jattn._types import Array, Float, Int
+from jattn._types import Array, ArrayTree, Float, Int
 
-Tree: TypeAlias = Any
+Tree: TypeAlias = ArrayTree
 Loss: TypeAlias = Callable[..., jax.Array]
 """loss(params, *data) -> scalar."""
 

@@ -128,6 +128,18 @@ def where(predicate: Callable[..., Any], *, state: Callable[..., Any] | None = N
       ####
       ##··
       ##··
+
+      A table that is captured is not looked at while a program is traced; its author may know its block states:
+
+      >>> import jax.numpy as jnp
+      >>> begins = jnp.array([0, 0, 2, 2])  # where the sentence of each token begins
+      >>> sentence = masks.where(lambda t, s: (begins[t] <= s) & (s <= t),
+      ...                        state=lambda t0, t1, s0, s1: masks.block_state((s0 <= t1) & (begins[t0] <= s1), False))
+      >>> print(masks.picture(sentence, 4))
+      #···
+      ##··
+      ··#·
+      ··##
     """
     rule, captured = _rule("predicate", predicate, 2, "f(q_position, k_position) -> bool")
     if state is None:
