@@ -30,7 +30,7 @@ QPositions: TypeAlias = Int[Array, " T"]
 KPositions: TypeAlias = Int[Array, " S"]
 Partial: TypeAlias = tuple[Float[Array, "*B Dv"], Float[Array, "*B"]]
 
-Score: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+ScoreModifier: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`score(score, q_position, k_position) -> score`, each a scalar: what a score becomes before the softmax."""
 
 __all__ = [
@@ -51,6 +51,6 @@ __all__ = [
     "Partial",
     "QPositions",
     "Queries",
-    "Score",
+    "ScoreModifier",
     "Values",
 ]

@@ -297,7 +297,7 @@ def _elementwise(name: str, a: Any, b: Any) -> Any:
     return getattr(jnp if any(traced) else np, name)(a, b)
 
 
-def count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
+def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
     """A whole number of rows or tokens, possibly traced: a leaf of a mask. Below 0 is 0."""
     most = jnp.iinfo(jnp.int32).max
     if type(n) is int:
