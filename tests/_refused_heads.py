@@ -71,5 +71,5 @@ HEADS = [
 ]  # fmt: skip
 
 HOSTS = [
-    (lambda: hosts.host("abacus"), ImportError, "hosts: abacus must be installed for jattn.hosts.abacus, got abacus not found. Run pip install 'jattn[hosts]'."),
+    (lambda: hosts._attend.host("abacus"), ImportError, "hosts: abacus must be installed for jattn.hosts.abacus, got abacus not found. Run pip install 'jattn[hosts]'."),
 ]  # fmt: skip
