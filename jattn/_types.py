@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
-from chex import Numeric
+from chex import ArrayTree, Numeric, PRNGKey
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 Queries: TypeAlias = Float[Array, "T D"]
@@ -30,13 +30,14 @@ QPositions: TypeAlias = Int[Array, " T"]
 KPositions: TypeAlias = Int[Array, " S"]
 Partial: TypeAlias = tuple[Float[Array, "*B Dv"], Float[Array, "*B"]]
 
-Score: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+ScoreModifier: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`score(score, q_position, k_position) -> score`, each a scalar: what a score becomes before the softmax."""
 
 __all__ = [
     "Allowed",
     "Array",
     "ArrayLike",
+    "ArrayTree",
     "Bool",
     "Float",
     "Int",
@@ -45,10 +46,11 @@ __all__ = [
     "Lse",
     "Numeric",
     "Out",
+    "PRNGKey",
     "Pairs",
     "Partial",
     "QPositions",
     "Queries",
-    "Score",
+    "ScoreModifier",
     "Values",
 ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import ArrayLike, Numeric, Score
+from jattn._types import ArrayLike, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.engine.attend import attend
 from jattn.masks import Mask
@@ -29,12 +29,12 @@ def dot_product_attention(
     local_window_size: int | tuple[int, int] | None = None,
     implementation: Literal["xla", "cudnn"] | None = None,
     return_residual: bool = False,
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     sink: ArrayLike | None = None,
     q_positions: ArrayLike | None = None,
     k_positions: ArrayLike | None = None,
     dropout_rate: Numeric = 0.0,
-    dropout_key: jax.Array | None = None,
+    dropout_key: PRNGKey | None = None,
     tile: tuple[int, int] | None = None,
 ) -> Any:
     """Attention over a batch of heads, under the signature of jax.nn.dot_product_attention.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks, reference
-from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, Score
+from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.engine.attend import attend
 from jattn.masks import Mask
@@ -17,14 +17,14 @@ class AttentionOptions(TypedDict, total=False):
     """The options of `attention` but return_lse, for functions that hand them on."""
 
     mask: Mask | Bool[ArrayLike, "T S"] | None
-    score: Score | None
+    score: ScoreModifier | None
     bias: Float[ArrayLike, "T S"] | None
     sink: Numeric | None
     scale: Numeric | None
     q_positions: Int[ArrayLike, " T"] | None
     k_positions: Int[ArrayLike, " S"] | None
     dropout_rate: Numeric
-    dropout_key: Array | None
+    dropout_key: PRNGKey | None
     tile: tuple[int, int] | None
 
 
@@ -42,7 +42,7 @@ def attention(
     v: Any,
     *,
     mask: Any = None,
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     bias: Any = None,
     sink: Any = None,
     scale: Any = None,
@@ -121,7 +121,7 @@ def explain(
     v: Any,
     *,
     mask: Any = None,
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     bias: Any = None,
     scale: Any = None,
     q_positions: Any = None,
@@ -169,7 +169,7 @@ def weights_of(
     rows: Any = None,
     *,
     mask: Any = None,
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     bias: Any = None,
     scale: Any = None,
     q_positions: Any = None,

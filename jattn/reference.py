@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jattn._errors import wide
 from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
-from jattn._types import Allowed, Keys, KPositions, Lse, Numeric, Out, Pairs, QPositions, Queries, Score, Values
+from jattn._types import Allowed, Keys, KPositions, Lse, Numeric, Out, Pairs, QPositions, Queries, ScoreModifier, Values
 
 
 class Steps(NamedTuple):
@@ -42,7 +42,7 @@ def steps(
     v: Values,
     *,
     mask: Allowed | None = None,
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     bias: Pairs | None = None,
     sink: Numeric | None = None,
     scale: Numeric | None = None,

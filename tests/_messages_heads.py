@@ -5,7 +5,8 @@ import jax
 import numpy as np
 from _inputs import S, T
 
-from jattn import heads, hosts, positions
+from jattn import heads, positions
+from jattn.hosts import _attend
 from jattn.positions import Frequencies, rotary
 
 
@@ -71,5 +72,5 @@ HEADS = [
 ]  # fmt: skip
 
 HOSTS = [
-    (lambda: hosts.host("abacus"), ImportError, "hosts: abacus must be installed for jattn.hosts.abacus, got abacus not found. Run pip install 'jattn[hosts]'."),
+    (lambda: _attend.host("abacus"), ImportError, "hosts: abacus must be installed for jattn.hosts.abacus, got abacus not found. Run pip install 'jattn[hosts]'."),
 ]  # fmt: skip

@@ -285,7 +285,7 @@ def test_narrow_numbers_are_made_wide_some_at_a_time_and_the_last_may_overlap(dt
     with jax.enable_x64(True):
         q, k, v = (x.astype(dtype) if i else x.astype(np.float64) for i, x in enumerate(xs))
         c = append(cache.contiguous(B, Hkv, n, D, Dv, dtype=dtype), k, v, lengths=np.array([n, 70]))
-        assert cache._fold.step_size(c, np.dtype(np.float64)) == (64 if dtype == "float32" else n)
+        assert cache._decode.chunk_size(c, np.dtype(np.float64)) == (64 if dtype == "float32" else n)
         want = whole(*(x.astype(np.float64) for x in xs), masks.causal())[0]
         got = np.asarray(jax.jit(lambda *x: cache.attention(*x))(np.stack([q[0, :, -1:], q[1, :, 69:70]]), c))
         assert_close(got[0], want[0, :, -1:], ulps=64)

@@ -96,12 +96,12 @@ TABLE = [
     (attend(k=ones(S, 4)), ValueError, "attention: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
     (attend(v=ones(16, Dv)), ValueError, "attention: k [S, D] and v [S, Dv] must agree in S, got k [17, 5] and v [16, 3]. Each key needs its one value: give k and v the same number of rows."),
     (attend(q=ones(T, 0), k=ones(S, 0)), ValueError, "attention: D must be at least 1, got q [13, 0] and k [17, 0]. Give q and k at least one column."),
-    (attend(mask=ones(T, S)), TypeError, "attention: mask must be boolean, got mask float32[13, 17]. True lets a pair meet. An additive mask is a bias: pass it as bias."),
+    (attend(mask=ones(T, S)), TypeError, "attention: mask must be boolean, got mask float32[13, 17]. True allows a pair. An additive mask is a bias: pass it as bias."),
     (attend(mask=ones(S, T, dtype=bool)), ValueError, "attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (attend(mask=ones(1, T, S, dtype=bool)), ValueError, "attention: mask must broadcast to [T, S], got mask [1, 13, 17]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (attend(mask=masks.dense(ones(S, T, dtype=bool))), ValueError, "attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (attend(mask="causal"), TypeError, "attention: mask must be an array of numbers in one shape, got mask of type str. Pass a jax or NumPy array."),
-    (attend(bias=ones(T, S, dtype=bool)), TypeError, "attention: bias must be floating point, got bias bool[13, 17]. To say which pairs meet, pass booleans as mask."),
+    (attend(bias=ones(T, S, dtype=bool)), TypeError, "attention: bias must be floating point, got bias bool[13, 17]. To say which pairs are allowed, pass booleans as mask."),
     (attend(bias=ones(T, 4)), ValueError, "attention: bias must broadcast to [T, S], got bias [13, 4]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (attend(sink=ones(S)), ValueError, "attention: sink must broadcast to [T], got sink [17]. Give each axis its full length or 1: [T] is [13] here."),
     (attend(sink=whole(T)), TypeError, "attention: sink must be floating point, got sink int32[13]. Convert it first: sink.astype(jax.numpy.float32)."),
@@ -151,7 +151,7 @@ TABLE = [
     (many(query=ones(B, T, N, 7)), ValueError, "dot_product_attention: query and key must agree in H, got query [2, 13, 4, 7] and key [2, 17, 2, 5]. Project one of them to the width of the other."),
     (many(query=ones(B, T, 3, D)), ValueError, "dot_product_attention: the query heads N must be a multiple of the K key heads, got query [2, 13, 3, 5] and key [2, 17, 2, 5]. Each key/value head serves the same number of query heads."),
     (many(mask=ones(S, T, dtype=bool)), ValueError, "dot_product_attention: mask must broadcast to [B, N, T, S], got mask [17, 13]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 17] here."),
-    (many(mask=ones(B, N, T, S)), TypeError, "dot_product_attention: mask must be boolean, got mask float32[2, 4, 13, 17]. True lets a pair meet. An additive mask is a bias: pass it as bias."),
+    (many(mask=ones(B, N, T, S)), TypeError, "dot_product_attention: mask must be boolean, got mask float32[2, 4, 13, 17]. True allows a pair. An additive mask is a bias: pass it as bias."),
     (many(mask=masks.dense(ones(S, T, dtype=bool))), ValueError, "dot_product_attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (many(mask=masks.causal()), ValueError, f"dot_product_attention: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
     (many(is_causal=True, q_positions=whole(T)), ValueError, f"dot_product_attention: is_causal or local_window_size looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no k_positions. {ALIGN}"),
@@ -192,7 +192,7 @@ TABLE = [
     (lambda: masks.lengths(), ValueError, "lengths: q or k must be given, got q None and k None. Say how many rows are filled: lengths(k=5)."),
     (lambda: masks.lengths(k=whole(3)), ValueError, "lengths: k must be a scalar, got k [3]. Pass one; map over a batch of them with jax.vmap."),
     (lambda: masks.lengths(q=2.0), TypeError, "lengths: q must be integer, got q float32[]. It counts rows: pass a whole number."),
-    (lambda: masks.dense(ones(T, S)), TypeError, "dense: array must be boolean, got array float32[13, 17]. True lets a pair meet. An additive mask is a bias: attention(bias=...)."),
+    (lambda: masks.dense(ones(T, S)), TypeError, "dense: array must be boolean, got array float32[13, 17]. True allows a pair. An additive mask is a bias: attention(bias=...)."),
     (lambda: masks.dense(ones(S, dtype=bool)), ValueError, "dense: array must have the axes [T, S], got array [17]. Map over a batch or heads with jax.vmap."),
     (lambda: masks.to_dense(ones(T, S, dtype=bool), T, S), TypeError, "to_dense: mask must be a mask, got mask of type ndarray. Make one with jattn.masks, or wrap a boolean array: masks.dense(array)."),
     (lambda: masks.to_dense(masks.causal(), -1, S), ValueError, "to_dense: T must be at least 0, got T -1. Pass a Python int of at least 0."),
@@ -213,7 +213,7 @@ TABLE = [
     (many(scale=-np.inf), ValueError, "dot_product_attention: scale must be finite, got scale -inf. Leave it out for 1/√D."),
     (many(query=ones(B, T, N, 0), key=ones(B, S, K, 0)), ValueError, "dot_product_attention: H must be at least 1, got query [2, 13, 4, 0] and key [2, 17, 2, 0]. Give q and k at least one column."),
     (exported("2, 3, 2, d"), ValueError, "dot_product_attention: H must be a number, got query [2, 3, 2, d] and key [2, 3, 2, d]. Export symbolic batches, heads and lengths."),
-    (lambda: masks.blocks(ones(2, 2), 8), TypeError, "blocks: table must be boolean, got table float32[2, 2]. True lets a block meet."),
+    (lambda: masks.blocks(ones(2, 2), 8), TypeError, "blocks: table must be boolean, got table float32[2, 2]. True allows a block."),
     (lambda: masks.blocks(ones(4, dtype=bool), 8), ValueError, "blocks: table must have the axes [T / size, S / size], got table [4]. Map over a batch or heads with jax.vmap."),
     (lambda: masks.blocks(ones(2, 2, dtype=bool), 1.5), TypeError, "blocks: size must be a whole number, got size of type float. Pass a Python int of at least 1."),
     (attend(q=KEYS, mask=masks.blocks(ones(2, 2, dtype=bool), 8)), ValueError, "attention: table must have the shape [T / size, S / size], got table [2, 2]. One entry for each block of 8 tokens is [3, 3] here; or say where the rows stand."),
@@ -309,7 +309,7 @@ PICTURES = {
 }  # they draw what they are given, and have tests of their own
 NO_REFUSAL = {
     "raise NotImplementedError",
-    "raise error(f'{where}: {must}, got {seen}. {remedy}')",
+    "raise error(f'{caller}: {must}, got {seen}. {remedy}')",
 }  # abstract; fail itself
 
 

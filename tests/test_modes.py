@@ -102,7 +102,7 @@ def test_without_jit_many_heads_are_those_of_the_program():
 @structure
 @pytest.mark.usefixtures("x64")
 def test_without_jit_what_a_tile_computes_can_be_printed(monkeypatch):
-    """Logits of the forward fold, weights of the backward pass: arrays; the control: in a program they are not."""
+    """Logits of the forward pass, weights of the backward pass: arrays; the control: in a program they are not."""
     seen = {"logits": [], "weights": []}
 
     def looking(f, kind):
@@ -116,7 +116,7 @@ def test_without_jit_what_a_tile_computes_can_be_printed(monkeypatch):
     def arrays(kind):
         return [y for y in seen[kind] if not isinstance(y, jax.core.Tracer)]
 
-    monkeypatch.setattr(tile, "logits", looking(tile.logits, "logits"))
+    monkeypatch.setattr(tile, "logits_from_products", looking(tile.logits_from_products, "logits"))
     monkeypatch.setattr(tangent.Recomputed, "probabilities", looking(tangent.Recomputed.probabilities, "weights"))
     x = arguments(np.float64)
     with jax.disable_jit():
@@ -353,8 +353,8 @@ def test_ahead_of_time():
     assert jax.tree.map(lambda a: (a.shape, a.dtype), abstract) == jax.tree.map(lambda a: (a.shape, a.dtype), want)
     jaxpr = jax.make_jaxpr(f)(shapes)
     assert [v.shape for v in jaxpr.out_avals] == [a.shape for a in jax.tree.leaves(want)]
-    assert str(jaxpr).count("batched_call[") == 2, "the fold, and its cotangents"
-    assert all(word in str(jaxpr) for word in ("_Attend(", "Cotangents("))
+    assert str(jaxpr).count("batched_call[") == 2, "the forward pass, and the backward pass"
+    assert all(word in str(jaxpr) for word in ("Forward(", "Backward("))
     program = f.lower(shapes).compile()
     assert_close(program(x), want, ulps=0)
     assert program.cost_analysis()["flops"] > 4 * 5 * T * T / 2, "more than the products of half a square"
@@ -367,10 +367,10 @@ def test_ahead_of_time():
 
 
 def walks(jaxpr):
-    """The forward folds in a jaxpr and in whatever is nested in it, but for those of a loop's body once."""
+    """The forward passes in a jaxpr and in whatever is nested in it, but for those of a loop's body once."""
     count = 0
     for eqn in jaxpr.eqns:
-        count += eqn.primitive is batched_call_p and "_Attend(" in str(eqn.params["fun"])
+        count += eqn.primitive is batched_call_p and "Forward(" in str(eqn.params["fun"])
         for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
             inner = getattr(leaf, "jaxpr", leaf)
             count += walks(inner) if hasattr(inner, "eqns") else 0

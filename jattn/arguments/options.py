@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, masks, scores
-from jattn._types import Score
+from jattn._types import ScoreModifier
 from jattn.masks import Mask
 
 
@@ -150,7 +150,7 @@ def mask_value(caller: str, mask: Any, remedy: str) -> Mask:
     return mask
 
 
-def position_dependents(caller: str, mask: Mask | None, score: Score | None, dtype: Any) -> tuple[str, ...]:
+def position_dependents(caller: str, mask: Mask | None, score: ScoreModifier | None, dtype: Any) -> tuple[str, ...]:
     """Which of the two arguments compare positions of q and k; refuses a score modifier that is none."""
     names = [] if mask is None or not mask.looks_at_positions else ["mask"]
     if score is None:

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import ArrayLike, Float, Int, Numeric, Partial, Score
+from jattn._types import ArrayLike, Float, Int, Numeric, Partial, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
-from jattn.cache._decode import Queries, decode, prefill
+from jattn.cache._decode import CacheQueries, decode, prefill
 from jattn.cache._store import Cache
 from jattn.cache._validate import known, shape_of
 from jattn.engine import tuning
@@ -23,7 +23,7 @@ def attention(
     cache: Cache,
     *,
     mask: Mask | None = masks.causal(),  # noqa: B008 - a frozen value
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     sink: Float[ArrayLike, "*H"] | None = None,
     scale: Numeric | None = None,
     lengths: Int[ArrayLike, " B"] | None = None,
@@ -87,7 +87,7 @@ def cascade(
     cache: Cache,
     *,
     mask: Mask | None = masks.causal(),  # noqa: B008 - a frozen value
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     sink: Float[ArrayLike, "*H"] | None = None,
     scale: Numeric | None = None,
     lengths: Int[ArrayLike, " B"] | None = None,
@@ -170,7 +170,7 @@ def shape_in_words(cache: Cache) -> str:
 
 def _queries(
     caller: str, q: Any, cache: Any, mask: Any, sink: Any, scale: Any, lengths: Any, q_positions: Any
-) -> Queries:
+) -> CacheQueries:
     """The arguments of `attention` and `cascade`, validated."""
     B, Hkv, D, _ = shape_of(caller, cache)
     q = _errors.array(caller, "q", q)
@@ -199,10 +199,10 @@ def _queries(
     if positions is None:
         positions = (cache.next - (T if n is None else n))[:, None] + t
     filled = None if n is None else t < n[:, None]
-    return Queries(heads.split_heads(q, Hkv, 1), positions, filled, sink, jnp.asarray(scale, dtype), mask)
+    return CacheQueries(heads.split_heads(q, Hkv, 1), positions, filled, sink, jnp.asarray(scale, dtype), mask)
 
 
-def _partial(caller: str, x: Queries, cache: Cache, score: Score | None) -> Partial:
+def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | None) -> Partial:
     """(out [B, H, T, Dv], lse [B, H, T]) of the queries over one cache."""
     B, _, G, T, _ = x.q.shape
     x = x._replace(mask=seen(cache, x.mask))

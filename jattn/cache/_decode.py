@@ -19,7 +19,7 @@ from jattn.masks import Mask
 from jattn.partials import SoftmaxState
 
 
-class Queries(NamedTuple):
+class CacheQueries(NamedTuple):
     """Queries in the heads of the cache, and their options."""
 
     q: Float[Array, "B Hkv G T D"]
@@ -66,7 +66,7 @@ def attend_chunk(score: Any, row: ChunkRow, state: SoftmaxState, q: Any, kv: Sto
 
 
 @partial(jax.jit, static_argnames="score")
-def decode(x: Queries, cache: Cache, score: Any) -> Partial:
+def decode(x: CacheQueries, cache: Cache, score: Any) -> Partial:
     """Few queries: a chunk of the tokens of every row at a time, as far as the longest row goes."""
     B, Hkv, G, T, D = x.q.shape
     dtype = x.scale.dtype
@@ -130,7 +130,7 @@ def load_chunk(cache: Cache, j: jax.Array, n: int) -> tuple[Store, jax.Array, Bo
 
 
 @partial(jax.jit, static_argnames="score")
-def prefill(x: Queries, cache: Cache, score: Any) -> Partial:
+def prefill(x: CacheQueries, cache: Cache, score: Any) -> Partial:
     """Many queries: the tiles of the engine, which skip what the mask rules out."""
     every = cache.store
     if isinstance(cache, Paged):

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from jattn import _errors, _picture_inputs
 from jattn.console import _grid
+from jattn.masks import EMPTY, FULL, PARTIAL
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ARROWS = "→↗↑↖←↙↓↘"
@@ -265,12 +266,12 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
       █ all allowed: 1, ▒ some allowed: 2, · not visited: 1
     """
     v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
-    if not np.isin(v, (0, 1, 2)).all():
+    if not np.isin(v, (EMPTY, PARTIAL, FULL)).all():
         _errors.fail(ValueError, "tiles", "block_states must be 0, 1 or 2", "0 none, 1 some, 2 all.", block_states=v)
-    counts = [int((v == n).sum()) for n in (2, 1, 0)]
+    counts = [int((v == n).sum()) for n in (FULL, PARTIAL, EMPTY)]
     n = -(-v.shape[1] // width) if v.size else 1
     squares = [[v[i : i + n, j : j + n] for j in range(0, v.shape[1], n)] for i in range(0, len(v), n)]
-    drawn = ["".join("█" if (s == 2).all() else "▒" if s.any() else "·" for s in row) for row in squares]
+    drawn = ["".join("█" if (s == FULL).all() else "▒" if (s != EMPTY).any() else "·" for s in row) for row in squares]
     foot = ", ".join(
         f"{sign} {words}: {c}"
         for sign, words, c in zip("█▒·", ("all allowed", "some allowed", "not visited"), counts, strict=True)

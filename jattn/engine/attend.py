@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, reference, scores
-from jattn._types import Score
+from jattn._types import ScoreModifier
 from jattn._values import Closed, close
 from jattn.engine import tuning
 from jattn.engine.backward import Backward
@@ -28,7 +28,7 @@ def attend(
     v: jax.Array,
     *,
     mask: Mask | None = None,
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     bias: jax.Array | None = None,
     sink: jax.Array | None = None,
     scale: jax.Array | None = None,
@@ -48,7 +48,7 @@ def attend(
     return out.astype(v.dtype), m + log_sum
 
 
-def make_plan(x: Operands, score: Score | None, tile: tuple[int, int] | None) -> tuple[Plan, Operands]:
+def make_plan(x: Operands, score: ScoreModifier | None, tile: tuple[int, int] | None) -> tuple[Plan, Operands]:
     """The plan of one head, and its operands in the form that the engine takes."""
     T, S, dtype = x.q.shape[0], x.k.shape[0], _errors.wide(x.q, x.k, x.v)
     platform = jax.default_backend()  # of most programs; one that is lowered for another gets another tile
@@ -98,7 +98,7 @@ class TileScore:
         return jax.tree.unflatten(self.tree, captured)(tile, t, s).astype(tile.dtype)
 
 
-def hoist_closure(score: Score, dtype: Any) -> tuple[Any, tuple[jax.Array, ...]]:
+def hoist_closure(score: ScoreModifier, dtype: Any) -> tuple[Any, tuple[jax.Array, ...]]:
     """A score modifier as a hashable function of the arrays that it closes over, and these, so that they have
     derivatives. Equal score modifiers are one program, however often they are written."""
     if isinstance(score, scores.Score):

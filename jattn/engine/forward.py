@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jattn._numerics import below, nan_if_nonfinite, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
-from jattn.engine.batching import BatchedFunction
 from jattn.engine.plan import Operands, Plan, pad
-from jattn.engine.schedule import fold_keys, scan_queries, schedule, schedules_differ
+from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule
 from jattn.engine.tangent import Tangent
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState
@@ -26,22 +25,12 @@ CHECKPOINT_NAMES = ("jattn_out", "jattn_max", "jattn_log_sum")
 
 
 @dataclasses.dataclass(frozen=True)
-class Forward(BatchedFunction):
+class Forward(PlannedFunction):
     """The leaves of the operands → (out [T, Dv], m [T], log_sum [T]), in the dtype of the arithmetic.
 
     lse = m + log_sum, kept apart because beside a logit of 1e8 the logarithm of a sum is lost. A query without a key
     has m = −inf, log_sum = 0, out = 0. m counts as a constant, and log_sum carries the derivative of lse.
     """
-
-    plan: Plan
-    tree: Any
-
-    @property
-    def platform(self) -> str:
-        return self.plan.platform
-
-    def for_platform(self, platform: str) -> BatchedFunction:
-        return dataclasses.replace(self, plan=self.plan.for_platform(platform))
 
     @property
     def working_set_bytes(self) -> int | None:
@@ -50,9 +39,6 @@ class Forward(BatchedFunction):
             if fits_one_tile(self.plan, jax.tree.unflatten(self.tree, leaves)):
                 return None
         return self.plan.working_set_bytes
-
-    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
-        return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped))
 
     @property
     def constant_outputs(self) -> frozenset[int]:

@@ -13,11 +13,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn._values import recomputed
+from jattn.engine.batching import BatchedFunction
 from jattn.engine.plan import Operands, Plan
 from jattn.masks import EMPTY, FULL, PARTIAL, Spans
 
 PASSES = ((FULL, False), (PARTIAL, True))
 """The tiles of a row are visited in two passes: those without a mask, then those with one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedFunction(BatchedFunction):
+    """A function of the leaves of the operands, a pytree of the structure `tree`, and perhaps of more."""
+
+    plan: Plan
+    tree: Any
+
+    @property
+    def platform(self) -> str:
+        return self.plan.platform
+
+    def for_platform(self, platform: str) -> BatchedFunction:
+        return dataclasses.replace(self, plan=self.plan.for_platform(platform))
+
+    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
+        return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

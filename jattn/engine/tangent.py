@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn.engine import tile as tiles
-from jattn.engine.batching import BatchedFunction, Linear, times
+from jattn.engine.batching import Linear, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
-from jattn.engine.schedule import schedule, schedules_differ, sum_by_rows, sum_by_tiles
+from jattn.engine.schedule import PlannedFunction, schedule, sum_by_rows, sum_by_tiles
 from jattn.engine.tile import Tile
 
 
@@ -48,20 +48,11 @@ def per_query(plan: Plan, sink: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class DerivativePass(Linear):
+class DerivativePass(PlannedFunction, Linear):
     """A sum over tiles. Operands: the leaves, (out, m, log_sum), then what the pass is linear in."""
 
-    plan: Plan
-    tree: Any
     argnums: tuple[int, ...]
     """The leaves that are differentiated: the active ones."""
-
-    @property
-    def platform(self) -> str:
-        return self.plan.platform
-
-    def for_platform(self, platform: str) -> BatchedFunction:
-        return dataclasses.replace(self, plan=self.plan.for_platform(platform))
 
     @property
     def working_set_bytes(self) -> int | None:
@@ -70,9 +61,6 @@ class DerivativePass(Linear):
     @property
     def nonlinear_operands(self) -> int:
         return self.tree.num_leaves + 3
-
-    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
-        return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         return self.run(sum_by_rows, *xs)

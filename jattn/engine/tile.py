@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jattn._numerics import nonfinite_rows, zero_nonfinite_rows
 from jattn.engine.plan import Operands, Plan
 from jattn.engine.tuning import DROPOUT_CELL
-from jattn.masks import Mask, Rows, TileAxis, cut_leaves
+from jattn.masks import Mask, Rows, TileAxis
 
 
 class Tile(NamedTuple):
@@ -40,10 +40,6 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) ->
         for n, size, given in ((i, plan.q_tile, x.q_positions), (j, plan.k_tile, x.k_positions))
     )
     bias = _typed(plan, x.bias, lambda a: k.cut(q.cut(a, 0), 1))
-    mask = x.mask
-    if mask is not None:
-        leaves = cut_leaves(mask, q.cut, k.cut, transposed)
-        mask = jax.tree.unflatten(jax.tree.structure(mask), leaves)
     return Tile(
         q=_typed(plan, x.q, lambda a: q.cut(a, 0)),
         k=_typed(plan, x.k, lambda a: k.cut(a, 0)),
@@ -51,7 +47,7 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) ->
         bias=bias.T if transposed and bias is not None else bias,
         scale=_typed(plan, x.scale, lambda a: a),
         captured=x.captured,
-        mask=mask,
+        mask=None if x.mask is None else x.mask.cut(q, k, transposed=transposed),
         q_axis=q.along(1 if transposed else 0),
         k_axis=k.along(0 if transposed else 1),
         dropout=x.dropout,

@@ -16,7 +16,6 @@ from jattn import _errors
 
 COLOURS = ("#0072B2", "#D55E00", "#007A5E", "#9A4C85", "#7A6A00", "#3A7CA5", "#000000")
 # One for each key in turn: after Okabe and Ito, so told apart by the colour-blind, and dark enough for text on white.
-MARKS = "osD^vP*"  # and a shape beside each colour
 
 
 def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("png", "svg")) -> list[Path]:

@@ -13,6 +13,7 @@ from matplotlib.path import Path
 
 from jattn import _errors, _picture_inputs
 from jattn.figures import _canvas
+from jattn.masks import EMPTY, FULL, PARTIAL
 
 _LEGIBLE = 2304  # more cells than this have a colour bar instead of numbers
 
@@ -217,7 +218,7 @@ def tiles(
       ['all allowed: 1 of 4', 'some allowed: 2 of 4', 'not visited: 1 of 4']
     """
     v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
-    if not np.isin(v, (0, 1, 2)).all():
+    if not np.isin(v, (EMPTY, PARTIAL, FULL)).all():
         _errors.fail(ValueError, "tiles", "block_states must be 0, 1 or 2", "0 none, 1 some, 2 all.", block_states=v)
     x = (
         None
@@ -245,16 +246,16 @@ def tiles(
             figure.colorbar(picture, ax=ax, label="what the score adds", shrink=0.8)
     looks = {
         2: ("#1f4e79", None, "all allowed"),
-        1: ("#2f6da4", "..", "some allowed"),
-        0: ("0.45", "xx", "not visited"),
+        PARTIAL: ("#2f6da4", "..", "some allowed"),
+        EMPTY: ("0.45", "xx", "not visited"),
     }
     for state, (colour, hatch, words) in looks.items():
         found = np.argwhere(v == state)
         style: dict[str, Any] = {
-            "fill": x is None and state > 0,
-            "hatch": hatch if state == 0 or x is None else None,
+            "fill": x is None and state != EMPTY,
+            "hatch": hatch if state == EMPTY or x is None else None,
         }
-        style |= {"fc": "#4a7fb0" if state == 2 else "#cfe0ee", "ec": colour, "lw": 0.8 + 0.6 * (state == 2)}
+        style |= {"fc": "#4a7fb0" if state == FULL else "#cfe0ee", "ec": colour, "lw": 0.8 + 0.6 * (state == FULL)}
         label = f"{words}: {len(found)} of {v.size}"
         for n, (i, j) in enumerate(found):
             corner, size = (j * wide, i * high), (min(wide, S - j * wide), min(high, T - i * high))

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jattn import _errors
-from jattn.flow._paths import Loss, Observe, Rule, RunState, Track, Trajectory, Tree, validate
+from jattn.flow._paths import Loss, Observe, RunRule, RunState, Track, Trajectory, Tree, validate
 
 
 def run_in_parts(
@@ -102,17 +102,17 @@ def run_in_parts(
 
 
 @partial(jax.jit, static_argnames="rule")
-def _begin(rule: Rule, params: Tree, state: Tree, data: tuple) -> RunState:
+def _begin(rule: RunRule, params: Tree, state: Tree, data: tuple) -> RunState:
     return rule.begin(params, state, data)
 
 
 @partial(jax.jit, static_argnames="rule")
-def _advance(rule: Rule, run_state: RunState, data: tuple, n: Any) -> RunState:
+def _advance(rule: RunRule, run_state: RunState, data: tuple, n: Any) -> RunState:
     return rule.steps(run_state, data, n)
 
 
 @partial(jax.jit, static_argnames="rule")
-def _look(rule: Rule, run_state: RunState, data: tuple) -> Tree:
+def _look(rule: RunRule, run_state: RunState, data: tuple) -> Tree:
     """What there is to see, with a leading axis of 1."""
     return jax.tree.map(lambda x: x[None], rule.look(run_state, data))
 

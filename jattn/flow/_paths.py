@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 from jattn import _errors
-from jattn._types import Array, Float, Int
+from jattn._types import Array, ArrayTree, Float, Int
 
-Tree: TypeAlias = Any
+Tree: TypeAlias = ArrayTree
 Loss: TypeAlias = Callable[..., jax.Array]
 """loss(params, *data) -> scalar."""
 
@@ -77,7 +77,7 @@ class RunState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class RunRule:
     """What a run does at each step; hashable by the identity of its functions, so that jit compiles it once."""
 
     loss: Loss
@@ -189,7 +189,7 @@ def run(
 
 
 @partial(jax.jit, static_argnames=("rule", "at"))
-def _run(rule: Rule, at: tuple[int, ...], params: Tree, data: tuple, state: Tree) -> Trajectory:
+def _run(rule: RunRule, at: tuple[int, ...], params: Tree, data: tuple, state: Tree) -> Trajectory:
     run_state = rule.steps(rule.begin(params, state, data), data, at[0])
     first = rule.look(run_state, data)
     gaps = np.diff(np.asarray(at, np.int32))
@@ -240,13 +240,13 @@ def validate(
     observe: Observe | None,
     at: int | Sequence[int] | None,
     track: Track | None,
-) -> tuple[Rule, Tree, tuple[int, ...]]:
+) -> tuple[RunRule, Tree, tuple[int, ...]]:
     """What every run is asked: its rule, its parameters as arrays, and the steps to look at."""
     if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
         got = {"optimizer": f"of type {type(optimizer).__name__}"}
         _errors.fail(TypeError, caller, "optimizer must be one of optax", "Pass for example optax.sgd(0.1).", **got)
     params = check_loss(caller, loss, params, data)
-    return Rule(loss, optimizer, observe, track), params, _looks(caller, steps, at)
+    return RunRule(loss, optimizer, observe, track), params, _looks(caller, steps, at)
 
 
 def check_loss(caller: str, loss: Loss, params: Tree, data: tuple) -> Tree:

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, Int
+from jattn._types import Array, ArrayLike, Float, Int, PRNGKey
 from jattn.heads._multi import LECUN, Params, Rope, grouped, matrices, output, rms_norm
 
 
 def latent_init(
-    key: Array,
+    key: PRNGKey,
     width: int,
     *,
     heads: int,

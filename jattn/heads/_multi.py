@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, Int
+from jattn._types import Array, ArrayLike, Float, Int, PRNGKey
 from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
 from jattn.one_head import attention
 
@@ -19,7 +19,7 @@ Rope: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def init(
-    key: Array,
+    key: PRNGKey,
     width: int,
     *,
     heads: int,
@@ -91,7 +91,9 @@ def init(
     return params | ({"head_scale": jnp.ones(heads, dtype)} if head_scale else {})
 
 
-def matrices(key: Array, shapes: Mapping[str, tuple[int, ...]], initializer: Callable[..., Any], dtype: Any) -> Params:
+def matrices(
+    key: PRNGKey, shapes: Mapping[str, tuple[int, ...]], initializer: Callable[..., Any], dtype: Any
+) -> Params:
     """Each matrix by its name; it maps its first axis to the others, `out` its first two to the last."""
     made = {}
     for (name, shape), k in zip(shapes.items(), jax.random.split(key, len(shapes)), strict=True):

@@ -34,7 +34,7 @@ Documents that are packed into one row, each causal, are a composition:
     ···##
 """
 
-from jattn.masks._algebra import EMPTY, FULL, PARTIAL, Mask, Rows, Spans, TileAxis, block_state, cut_leaves
+from jattn.masks._algebra import EMPTY, FULL, PARTIAL, Mask, Rows, Spans, TileAxis, block_state
 from jattn.masks._by_position import blocks, causal, chunked, dilated, empty, full, prefix, window
 from jattn.masks._by_row import dense, lengths, segments
 from jattn.masks._dense_form import picture, to_dense
@@ -52,7 +52,6 @@ __all__ = [
     "blocks",
     "causal",
     "chunked",
-    "cut_leaves",
     "dense",
     "dilated",
     "empty",

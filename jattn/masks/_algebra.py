@@ -18,14 +18,14 @@ EMPTY, PARTIAL, FULL = 0, 1, 2
 
 
 def block_state(some: Any, every: Any) -> Any:
-    """EMPTY, PARTIAL or FULL, from whether some pair, and whether every pair, is allowed.
+    """What a tile is to a mask: EMPTY, PARTIAL or FULL, as none, some or all of its pairs are allowed.
 
     Args:
-      some: a boolean, or an array of one entry a tile.
-      every: likewise.
+      some: whether some pair is allowed: a boolean, or an array of one entry a tile.
+      every: whether every pair is, likewise.
 
     Returns:
-      An integer, or integers in an array: NumPy where both are known before anything is traced.
+      An integer, or int32 in an array: NumPy where both are known before anything is traced.
 
     Example:
       >>> from jattn import masks
@@ -149,14 +149,33 @@ class Mask:
         """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither)."""
         return [""] * len(jax.tree.leaves(self))
 
+    def cut(self, q: Rows, k: Rows, *, transposed: bool = False) -> "Mask":
+        """The mask of one tile, after `split_qk`: each leaf cut to its rows, and laid along the axes that it has."""
+        down = 1 if transposed else 0
+
+        def of_tile(x: Any, axes: str) -> Any:
+            if axes == "q":
+                return jnp.expand_dims(q.cut(x, 0), 1 - down)
+            if axes == "k":
+                return jnp.expand_dims(k.cut(x, 0), down)
+            if axes == "qk":
+                x = k.cut(q.cut(x, 0), 1)
+                return x.T if transposed else x
+            return x
+
+        leaves, tree = jax.tree.flatten(self)
+        return (
+            jax.tree.unflatten(tree, [of_tile(x, axes) for x, axes in zip(leaves, self.leaf_axes(), strict=True)])
+            if leaves
+            else self
+        )
+
     def tile(self, q: Rows, k: Rows, *, transposed: bool = False) -> Bool[Array, "q k"]:
         """The allowed pairs of some rows of q (down) and some of k (across), or transposed."""
-        mask = self.split_qk()
-        axes = (1, 0) if transposed else (0, 1)
-        leaves = cut_leaves(mask, lambda x, axis: q.cut(x, axis), lambda x, axis: k.cut(x, axis), transposed)
-        mask = jax.tree.unflatten(jax.tree.structure(mask), leaves)
+        mask = self.split_qk().cut(q, k, transposed=transposed)
+        allowed = mask.pairs(q.along(1), k.along(0)) if transposed else mask.pairs(q.along(0), k.along(1))
         shape = tuple(x.positions.shape[0] for x in ((k, q) if transposed else (q, k)))
-        return jnp.broadcast_to(mask.pairs(q.along(axes[0]), k.along(axes[1])), shape)
+        return jnp.broadcast_to(allowed, shape)
 
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask("&", other))
@@ -180,23 +199,6 @@ def _mask(sign: str, x: Any) -> Mask:
     got = f"of type {type(x).__name__}"
     remedy = "Wrap a boolean array first: masks.dense(array)."
     _errors.fail(TypeError, "mask", f"both sides of {sign} must be masks", remedy, other=got)
-
-
-def cut_leaves(mask: Mask, cut_q: Callable[..., Any], cut_k: Callable[..., Any], transposed: bool) -> list[Any]:
-    """The leaves of a mask for one tile: `cut_q(x, axis)` and `cut_k(x, axis)` take the rows of the tile."""
-    down = 1 if transposed else 0
-
-    def cut(x: Any, axes: str) -> Any:
-        if axes == "q":
-            return jnp.expand_dims(cut_q(x, 0), 1 - down)
-        if axes == "k":
-            return jnp.expand_dims(cut_k(x, 0), down)
-        if axes == "qk":
-            x = cut_k(cut_q(x, 0), 1)
-            return x.T if transposed else x
-        return x
-
-    return [cut(x, axes) for x, axes in zip(jax.tree.leaves(mask), mask.leaf_axes(), strict=True)]
 
 
 @value
@@ -297,7 +299,7 @@ def _elementwise(name: str, a: Any, b: Any) -> Any:
     return getattr(jnp if any(traced) else np, name)(a, b)
 
 
-def count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
+def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
     """A whole number of rows or tokens, possibly traced: a leaf of a mask. Below 0 is 0."""
     most = jnp.iinfo(jnp.int32).max
     if type(n) is int:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, Bool, Int
 from jattn._values import show, static, value
-from jattn.masks._algebra import EMPTY, FULL, Mask, Spans, TileAxis, block_state, count, over_vectors
+from jattn.masks._algebra import EMPTY, FULL, Mask, Spans, TileAxis, block_state, over_vectors, token_count
 
 
 @value
@@ -240,7 +240,7 @@ def prefix(n: Any) -> Mask:
       ###·
       ####
     """
-    return Prefix(count("prefix", "n", n, "tokens"))
+    return Prefix(token_count("prefix", "n", n, "tokens"))
 
 
 def chunked(size: int) -> Mask:

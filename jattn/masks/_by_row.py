@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, Bool, Int
 from jattn._values import show, value
-from jattn.masks._algebra import PARTIAL, Mask, Spans, TileAxis, block_state, count
+from jattn.masks._algebra import PARTIAL, Mask, Spans, TileAxis, block_state, token_count
 
 
 @value
@@ -150,7 +150,9 @@ def lengths(q: Any = None, k: Any = None) -> Mask:
     if q is None and k is None:
         remedy = "Say how many rows are filled: lengths(k=5)."
         _errors.fail(ValueError, "lengths", "q or k must be given", remedy, q="None", k="None")
-    return Lengths(*(None if n is None else count("lengths", name, n, "rows") for name, n in (("q", q), ("k", k))))
+    return Lengths(
+        *(None if n is None else token_count("lengths", name, n, "rows") for name, n in (("q", q), ("k", k)))
+    )
 
 
 def dense(array: Any) -> Mask:

@@ -14,7 +14,7 @@ from jattn._values import Closed, close, name_of, static, value
 from jattn.masks._algebra import PARTIAL, Mask, Spans, TileAxis, block_state, over_vectors
 
 
-class Rule:
+class PairRule:
     """A function of scalar positions as a value, with what it found of rectangles whose positions are static."""
 
     def __init__(self, closed: Closed, name: str):
@@ -22,7 +22,7 @@ class Rule:
         self.found: dict[Any, np.ndarray] = {}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rule) and (self.closed, self.name) == (other.closed, other.name)
+        return isinstance(other, PairRule) and (self.closed, self.name) == (other.closed, other.name)
 
     def __hash__(self) -> int:
         return hash((self.closed, self.name))
@@ -46,7 +46,7 @@ class Rule:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _search(rule: Rule, q_size: int, k_size: int, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _search(rule: PairRule, q_size: int, k_size: int, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
     def stand(ends: jax.Array, size: int) -> jax.Array:
         """The positions of the rows of a tile; the last one again where there are fewer."""
         return jnp.minimum(ends[0] + jnp.arange(size, dtype=jnp.int32), ends[1])
@@ -66,8 +66,8 @@ class Where(Mask):
     looks_at_positions = True
     captured: tuple[jax.Array, ...]
     state_captured: tuple[jax.Array, ...]
-    rule: Rule = static()
-    state_rule: Rule | None = static()
+    rule: PairRule = static()
+    state_rule: PairRule | None = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return over_vectors(lambda t, s: self.rule.of_pairs(self.captured, t, s), q.positions, k.positions)
@@ -85,7 +85,7 @@ class Where(Mask):
         with jax.ensure_compile_time_eval():
             return np.asarray(ask())
 
-    def _ask(self, rule: Rule, ends: tuple[Any, ...]) -> Callable[[], Any]:
+    def _ask(self, rule: PairRule, ends: tuple[Any, ...]) -> Callable[[], Any]:
         ends = tuple(jnp.ravel(end) for end in ends)
         one = lambda *ends: rule(self.state_captured, *ends)[0]  # noqa: E731
         across = jax.vmap(one, (None, None, 0, 0))
@@ -128,6 +128,18 @@ def where(predicate: Callable[..., Any], *, state: Callable[..., Any] | None = N
       ####
       ##··
       ##··
+
+      A table that is captured is not looked at while a program is traced; its author may know its block states:
+
+      >>> import jax.numpy as jnp
+      >>> begins = jnp.array([0, 0, 2, 2])  # where the sentence of each token begins
+      >>> sentence = masks.where(lambda t, s: (begins[t] <= s) & (s <= t),
+      ...                        state=lambda t0, t1, s0, s1: masks.block_state((s0 <= t1) & (begins[t0] <= s1), False))
+      >>> print(masks.picture(sentence, 4))
+      #···
+      ##··
+      ··#·
+      ··##
     """
     rule, captured = _rule("predicate", predicate, 2, "f(q_position, k_position) -> bool")
     if state is None:
@@ -137,7 +149,7 @@ def where(predicate: Callable[..., Any], *, state: Callable[..., Any] | None = N
     return Where(captured, state_captured, rule, state_rule)
 
 
-def _rule(name: str, f: Any, n: int, form: str) -> tuple[Rule, tuple[jax.Array, ...]]:
+def _rule(name: str, f: Any, n: int, form: str) -> tuple[PairRule, tuple[jax.Array, ...]]:
     remedy = f"Write {form} on integer scalars; the library maps it."
     _errors.takes("where", name, f, n, remedy)
     closed, captured, out = close(f, *[jax.ShapeDtypeStruct((), jnp.int32)] * n, constants=True)
@@ -146,4 +158,4 @@ def _rule(name: str, f: Any, n: int, form: str) -> tuple[Rule, tuple[jax.Array, 
         got = " and ".join(f"{o.dtype}{_errors.shape(o)}" for o in out) or "nothing"
         must = f"{name} must return one boolean" if n == 2 else f"{name} must return one block state"
         _errors.fail(TypeError, "where", must, remedy, **{name: f"returning {got}"})
-    return Rule(closed, name_of(f)), captured
+    return PairRule(closed, name_of(f)), captured

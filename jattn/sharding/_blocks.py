@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Score
+from jattn._types import ScoreModifier
 from jattn.arguments import heads, options
 from jattn.masks import EMPTY, Mask, Spans
 
@@ -16,7 +16,7 @@ Positions = jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class LocalBlocks:
     """The blocks of one device. q [B, Hkv, G, T, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], H = Hkv · G."""
 
     caller: str
@@ -24,7 +24,7 @@ class Blocks:
     k: jax.Array
     v: jax.Array
     mask: Mask | None
-    score: Score | None
+    score: ScoreModifier | None
     sink: jax.Array | None
     """One logit, or one a query head [Hkv, G]."""
     scale: jax.Array | None
@@ -36,7 +36,7 @@ class Blocks:
     size: int
     """P, the devices along the axis."""
 
-    def _replace(self, **new: Any) -> "Blocks":
+    def _replace(self, **new: Any) -> "LocalBlocks":
         return dataclasses.replace(self, **new)
 
 
@@ -44,16 +44,16 @@ class SchemeOptions(TypedDict, total=False):
     """The options that every scheme takes, as `ring` documents them."""
 
     mask: Mask | None
-    score: Score | None
+    score: ScoreModifier | None
     sink: Any
     scale: Any
     q_positions: Any
     k_positions: Any
 
 
-def blocks(
+def local_blocks(
     caller: str, q: Any, k: Any, v: Any, axis_name: Any, *, q_whole: bool = False, **given: Unpack[SchemeOptions]
-) -> Blocks:
+) -> LocalBlocks:
     """The arguments of a scheme, validated."""
     unknown = given.keys() - SchemeOptions.__annotations__.keys()
     if unknown:
@@ -93,7 +93,7 @@ def blocks(
     flat = int(np.prod(batch, dtype=int))
     grouped = heads.heads_before_rows(q.reshape(flat, T, H, D), Hkv)
     k, v = (jnp.moveaxis(x.reshape(flat, S, Hkv, x.shape[-1]), 1, 2) for x in (k, v))
-    return Blocks(
+    return LocalBlocks(
         caller, grouped, k, v, mask, score, sink, scale, q_here, k_here, orders, tuple(batch), size
     )  # fmt: skip
 

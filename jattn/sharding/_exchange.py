@@ -10,17 +10,17 @@ from jattn.arguments.heads import merge_heads, rows_before_heads, split_heads, v
 from jattn.engine.attend import attend, make_plan
 from jattn.engine.batching import batched_call
 from jattn.engine.plan import Operands
-from jattn.sharding._blocks import Blocks, hop_distances, leaf_axes
-from jattn.sharding._ring import EACH, MappedHead, Ring, RingSchedule
+from jattn.sharding._blocks import LocalBlocks, hop_distances, leaf_axes
+from jattn.sharding._ring import EACH, MappedHead, RingForward, RingSchedule
 
 
-def unflatten_batch(b: Blocks, out: jax.Array, lse: jax.Array, return_lse: bool) -> Any:
+def unflatten_batch(b: LocalBlocks, out: jax.Array, lse: jax.Array, return_lse: bool) -> Any:
     """The result of a scheme, with the batch axes that its arguments had."""
     out, lse = (x.reshape(*b.batch, *x.shape[-n:]) for x, n in ((out, 3), (lse, 2)))
     return (out, lse) if return_lse else out
 
 
-def _operands(b: Blocks) -> tuple[Any, Operands]:
+def _operands(b: LocalBlocks) -> tuple[Any, Operands]:
     """How one head is computed, and the operands of all of them."""
     one = Operands(b.q[0, 0, 0], b.k[0, 0], b.v[0, 0], scale=b.scale, mask=b.mask)
     one = one._replace(q_positions=b.q_positions, k_positions=b.k_positions)
@@ -28,7 +28,7 @@ def _operands(b: Blocks) -> tuple[Any, Operands]:
     return plan, x._replace(q=b.q, k=b.k, v=b.v, sink=b.sink)
 
 
-def _levels(b: Blocks, x: Operands) -> Operands:
+def _levels(b: LocalBlocks, x: Operands) -> Operands:
     """Which of the operands each example, key/value head and query head has of its own, leaf by leaf."""
     none = jax.tree.map(lambda _: (False, False, False), x)
     own = (False, True, True) if b.sink is not None and b.sink.ndim else (False,) * 3
@@ -40,7 +40,7 @@ def _level(a: Any) -> bool:
     return type(a) is tuple and a[:1] in ((True,), (False,))
 
 
-def ring_attention(b: Blocks, axis_name: Any) -> tuple[jax.Array, jax.Array]:
+def ring_attention(b: LocalBlocks, axis_name: Any) -> tuple[jax.Array, jax.Array]:
     """(out [B, T, H, Dv], lse [B, T, H]) of keys that go round a ring."""
     plan, x = _operands(b)
     leaves, tree = jax.tree.flatten(x)
@@ -50,11 +50,11 @@ def ring_attention(b: Blocks, axis_name: Any) -> tuple[jax.Array, jax.Array]:
     travels = tuple(sorted([places.k, places.v, *of_mask, *([] if b.k_positions is None else [places.k_positions])]))
     schedule = RingSchedule.past(axis_name, b.size, hop_distances(b.mask, b.orders, b.size))
     heads = MappedHead(plan, tree, levels, (b.q.shape[0], b.q.shape[1], b.q.shape[2]), travels, places.sink)
-    out, m, log_sum = batched_call(Ring(heads, schedule), *leaves)
+    out, m, log_sum = batched_call(RingForward(heads, schedule), *leaves)
     return rows_before_heads(out).astype(b.v.dtype), rows_before_heads(m + log_sum)
 
 
-def attend_local(b: Blocks) -> tuple[jax.Array, jax.Array]:
+def attend_local(b: LocalBlocks) -> tuple[jax.Array, jax.Array]:
     """(out [B, Hkv, G, T, Dv], lse [B, Hkv, G, T]) over the keys of this device: the one-device engine, mapped."""
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, sink: Any) -> Any:
@@ -71,7 +71,7 @@ def all_gather(x: jax.Array, axis_name: Any, axis: int) -> jax.Array:
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
-def gather_metadata(b: Blocks, axis_name: Any, along: Any = None, *, queries: bool = True) -> dict[str, Any]:
+def gather_metadata(b: LocalBlocks, axis_name: Any, along: Any = None, *, queries: bool = True) -> dict[str, Any]:
     """Positions and mask of all keys, and of all queries, gathered from the devices along an axis.
 
     `along` is the axis of the shards that these then form, if there are several. Nothing is sent of an order that was
@@ -97,7 +97,7 @@ def gather_metadata(b: Blocks, axis_name: Any, along: Any = None, *, queries: bo
     return {"mask": mask, "q_positions": q_pos, "k_positions": places(b.k_positions, b.orders[1])}
 
 
-def heads_to_sequence(b: Blocks, axis_name: Any, along: Any = None) -> Blocks:
+def heads_to_sequence(b: LocalBlocks, axis_name: Any, along: Any = None) -> LocalBlocks:
     """The blocks after heads were exchanged for rows: all rows of the axis, 1/U of the heads.
 
     `along` is the axis of the larger shards of the sequence that these rows are, if there are several.

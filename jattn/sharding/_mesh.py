@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jattn import _errors
-from jattn._types import Score
+from jattn._types import ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.sharding._blocks import leaf_axes, of_shards
 from jattn.sharding._schemes import ring, tree, whole
@@ -25,7 +25,7 @@ def attention(
     spec: PartitionSpec,
     scheme: Callable[..., Any] = ring,
     mask: Any = None,
-    score: Score | None = None,
+    score: ScoreModifier | None = None,
     sink: Any = None,
     scale: Any = None,
     q_positions: Any = None,

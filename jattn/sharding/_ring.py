@@ -127,7 +127,7 @@ class _RingPass(BatchedFunction):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ring(_RingPass):
+class RingForward(_RingPass):
     """The leaves of the operands → (out, m, log_sum), each [B, Hkv, G, T, ...]; m counts as a constant."""
 
     @property

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn.arguments.heads import rows_before_heads
 from jattn.partials import merge_devices
-from jattn.sharding._blocks import SchemeOptions, blocks, devices
+from jattn.sharding._blocks import SchemeOptions, devices, local_blocks
 from jattn.sharding._exchange import (
     all_gather,
     attend_local,
@@ -75,7 +75,7 @@ def ring(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x, is_causal=True), atol=1e-6))
       True
     """
-    b = blocks("ring", q, k, v, axis_name, **options)
+    b = local_blocks("ring", q, k, v, axis_name, **options)
     return unflatten_batch(b, *ring_attention(b, axis_name), return_lse)
 
 
@@ -116,7 +116,7 @@ def all_to_all(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x), atol=1e-6))
       True
     """
-    b = blocks("all_to_all", q, k, v, axis_name, **options)
+    b = local_blocks("all_to_all", q, k, v, axis_name, **options)
     whole_rows = heads_to_sequence(b, axis_name)
     out, lse = (sequence_to_heads(rows_before_heads(x), axis_name) for x in attend_local(whole_rows))
     return unflatten_batch(b, out, lse, return_lse)
@@ -159,7 +159,7 @@ def gather(
       >>> bool(jnp.allclose(out, jattn.dot_product_attention(*x), atol=1e-6))
       True
     """
-    b = blocks("gather", q, k, v, axis_name, **options)
+    b = local_blocks("gather", q, k, v, axis_name, **options)
     k, v = (all_gather(x, axis_name, 2) for x in (b.k, b.v))
     here = b._replace(k=k, v=v, **gather_metadata(b, axis_name, queries=False))
     out, lse = attend_local(here)
@@ -213,7 +213,7 @@ def tree(
         remedy = "Leave the axis out of its spec; for queries that are sharded like the keys use ring."
         got = {"q": f"varying along {axis_name!r}"}
         _errors.fail(ValueError, caller, "q must be the same on every device of the axis", remedy, **got)
-    b = blocks(caller, q, k, v, axis_name, q_whole=True, **options)
+    b = local_blocks(caller, q, k, v, axis_name, q_whole=True, **options)
     own, lse = attend_local(dataclasses.replace(b, sink=None))  # it joins the denominator once
     lowest = jnp.float32(-jnp.inf) if b.sink is None else b.sink[None, ..., None] if b.sink.ndim else b.sink
     lowest = jnp.broadcast_to(lowest, lse.shape).astype(lse.dtype)
@@ -264,7 +264,7 @@ def ring_all_to_all(
     if not isinstance(axis_name, tuple) or len(axis_name) != 2:
         remedy = "Name the axis of the ring and the axis of the heads, in this order."
         _errors.fail(TypeError, caller, "axis_name must be a pair of mesh axes", remedy, axis_name=repr(axis_name))
-    b = blocks(caller, q, k, v, axis_name, **options)
+    b = local_blocks(caller, q, k, v, axis_name, **options)
     along, across = axis_name
     whole_rows = heads_to_sequence(b, across, along)
     out, lse = (sequence_to_heads(x, across) for x in ring_attention(whole_rows, along))
@@ -273,6 +273,6 @@ def ring_all_to_all(
 
 def whole(q: Any, k: Any, v: Any, *, axis_name: Any, return_lse: bool, **options: Unpack[SchemeOptions]) -> Any:
     """A sequence that every device holds whole: no scheme at all."""
-    b = blocks("attention", q, k, v, axis_name, **options)
+    b = local_blocks("attention", q, k, v, axis_name, **options)
     out, lse = attend_local(b)
     return unflatten_batch(b, rows_before_heads(out), rows_before_heads(lse), return_lse)
