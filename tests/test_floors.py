@@ -37,7 +37,6 @@ FLOORS = {
     "console": 4,
     "page": 4,
     "__init__": 5,
-    "__main__": 6,
 }
 INSIDE = {  # of each package, its files and folders, lowest first; __init__ stands on all of them
     "arguments": [["options"], ["heads"]],

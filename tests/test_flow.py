@@ -343,10 +343,6 @@ def test_a_run_ends_where_its_steps_end_and_goes_on_from_its_state(x64):
     assert small(fresh.params - whole.params) > 1e-3  # the state matters
 
 
-def toy_read(q, k):
-    return q, k
-
-
 def toy_loss(q, k, target):
     return flow.cross_entropy(target)(flow.attention_steps(q[None], k, k))
 

@@ -60,6 +60,9 @@ def test_no_tracer_leaks():
     with jax.checking_leaks():
         jax.jit(lambda x: jax.jvp(value_and_gradient, (x,), (x,))).lower(arguments())
         jax.jit(jax.vmap(value_and_gradient)).lower(jax.tree.map(lambda a: np.stack([a, a]), arguments()))
+        kept = []
+        with pytest.raises(Exception, match=r"[Ll]eaked"):  # the control: a score that keeps its argument is seen
+            jax.jit(lambda x: jattn.attention(**x, score=lambda x, t, s: kept.append(x) or x)).lower(arguments())
 
 
 @pytest.mark.structure

@@ -117,9 +117,8 @@ def test_each_tile_that_may_meet_is_visited_once_and_no_other(name, traced):
     rows = by_tile | ~real.reshape(plan.q_tiles, 1, 16, 1)  # queries that pad ask for no mask
     want = np.where(rows.all((2, 3)), 100, np.where(by_tile.any((2, 3)), 1, 0))
     visits = schedule.schedule(plan, x)
-    assert (visits.lists is None) == (
-        traced and (mask is None or mask.looks_at_positions or "lengths" in name) and mask is not None
-    )
+    assert (visits.states is None) == (not traced or name == "nothing"), "of arrays that are traced nothing is known"
+    assert (visits.lists is None) == (visits.states is not None)
 
     def visit(counts, i, j, masked):
         return counts.at[i, j].add(1 if masked else 100)
