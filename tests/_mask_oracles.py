@@ -37,6 +37,7 @@ IDS = {
     "in no order": (np.arange(T) * 5 % 3, np.arange(S) * 7 % 4),
     "far apart": (np.arange(T) // 6 * 2**20 - 7, np.arange(S) // 8 * 2**20 - 7),
 }
+PACKED = masks.segments(*IDS["packed"]), IDS["packed"][0][:, None] == IDS["packed"][1][None, :]
 
 
 def in_blocks(size):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _inputs import D, Dv, S, T, assert_close, normal
+from _inputs import D, Dv, S, T, assert_close, assert_same, normal
 
 import jattn
 from jattn import masks, reference
@@ -79,6 +79,45 @@ def test_it_is_what_jax_nn_gives_and_so_is_its_gradient(name):
     }
     ours, theirs = both(batch(np.float32), gradients=name not in VALUES_ONLY, **options)
     assert_close(ours, theirs, ulps=32)
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("name", ["bias", "mask", "causal, T < S", "lengths of both", "window of two", "all"])
+def test_xla_is_the_call_of_jax_nn_in_value_gradient_and_residual(name):
+    """Handed on, and not computed here: bit by bit the same, the mean of all values for a query without a key too."""
+    options = dict(CASES[name])
+    lengths = {n: options.pop(n).astype(np.int64) for n in tuple(options) if n.endswith("lengths")}
+    bias = options.pop("bias", np.zeros((1, 1, T, S))).astype(np.float32)
+    without_keys = np.ones((1, 1, T, S), bool)
+    without_keys[..., 4, :] = False
+    options["mask"] = options.get("mask", without_keys) & without_keys
+
+    def run(f, lengths):
+        def loss(*x):
+            out, residual = f(*x, **options, **lengths, implementation=implementation, return_residual=True)
+            return jnp.sum(jnp.sin(out)), (out, residual)
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True))(*batch(np.float32), bias)
+
+    implementation = "xla"
+    got = run(jattn.dot_product_attention, lengths)
+    assert_same(got, run(jax.nn.dot_product_attention, {n: x.astype(np.int32) for n, x in lengths.items()}))
+    implementation = None
+    with pytest.raises(AssertionError):  # the control: jattn's own engine gives such a query zeros
+        assert_close(run(jattn.dot_product_attention, lengths), got, ulps=2**20)
+
+
+@pytest.mark.structure
+def test_xla_takes_what_has_no_batch():
+    x = batch(np.float32, query=(T, N, D), key=(S, K, D), value=(S, K, D))
+    options = {"is_causal": True, "local_window_size": 6, "return_residual": True, "implementation": "xla"}
+    got, want = (jax.jit(lambda *x, f=f: f(*x, **options))(*x) for f in (jattn.dot_product_attention, of_jax_nn))
+    assert [a.shape for a in got] == [(T, N, D), (T, N)]
+    assert_same(got, want)
+
+
+def of_jax_nn(*x, **options):
+    return tuple(a[0] for a in jax.nn.dot_product_attention(*(a[None] for a in x), **options))
 
 
 OTHER = {

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import S, T, assert_same, pairs, positions
-from _mask_oracles import ALLOWED, KNOWN, at, here, k_places, near, q_places, s, t, there, trees, written
-from hypothesis import given, settings
+from _mask_oracles import ALLOWED, KNOWN, PACKED, at, here, k_places, near, q_places, s, t, there, trees, written
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jattn
@@ -193,6 +193,8 @@ def test_arrays_are_printed_by_shape_not_by_content():
 
 
 @given(trees)
+@example(PACKED)
+@example((PACKED[0] & masks.dense(ALLOWED), PACKED[1] & ALLOWED))
 def test_any_rows_of_a_mask_are_those_of_the_whole(tree):
     """A mask answers for some rows of q and some of k: that is how nobody has to write out the rest."""
     mask, booleans = tree

@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from jax.test_util import check_grads
 import jattn
 from jattn import masks, reference, scores
 from jattn.engine.batching import primitive
+from jattn.engine.forward import Forward
 
 TABLE, DISTANCES = normal(8, seed=3), normal(7, seed=4)
 t, s = np.arange(T)[:, None], np.arange(S)[None, :]
@@ -247,6 +249,20 @@ def test_a_score_that_is_written_anew_is_not_compiled_anew(make):
     q, k, v = qkv(T=T, S=T, dtype=np.float32)
     assert compiled(lambda c: jattn.attention(q, k, v, score=make(c)), 2.0, 3.0, 4.0) == 0
     assert compiled(lambda c: jax.grad(lambda q: jattn.attention(q, k, v, score=make(c)).sum())(q), 2.0, 3.0) == 0
+
+
+@pytest.mark.structure
+def test_eager_attention_with_a_score_written_anew_is_not_traced_anew(monkeypatch):
+    """Of three calls the engine is traced twice: for the types of what it gives, and for its program."""
+    jax.clear_caches()
+    chex.clear_trace_counter()
+    monkeypatch.setattr(Forward, "__call__", chex.assert_max_traces(Forward.__call__, n=2))
+    q, k, v = qkv(T=T, S=T, dtype=np.float32)
+    for cap in (2.0, 3.0, 4.0):
+        by = jnp.float32(cap)
+        jattn.attention(q, k, v, score=lambda score, t, s, by=by: by * jnp.tanh(score / by))
+    with pytest.raises(AssertionError, match="traced > 2 times"):  # the control: another score is another program
+        jattn.attention(q, k, v, score=lambda score, t, s: jnp.tanh(score))
 
 
 @pytest.mark.structure
