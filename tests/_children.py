@@ -1,4 +1,4 @@
-"""What the processes are told that tests start."""
+"""The environment of the processes that tests start."""
 
 import os
 

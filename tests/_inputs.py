@@ -18,7 +18,7 @@ def qkv(seed=0, *, T=T, S=S, D=D, Dv=Dv, dtype=np.float64):
 
 
 def pairs(seed=0, *, T=T, S=S, share=0.6):
-    """Booleans [T, S] in which each query meets at least one key."""
+    """Booleans [T, S] in which each query may attend at least one key."""
     allowed = np.random.default_rng(seed).random((T, S)) < share
     allowed[np.arange(T), np.arange(T) % S] = True
     return allowed

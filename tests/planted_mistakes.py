@@ -7,7 +7,7 @@
 
 A mistake replaces one piece of text by another. It is noticed if a test of the quick suite, of those named beside it,
 fails on the copy and passes on the original. A text that is not there exactly once, or a copy that cannot even be
-imported, is a mistake of this table and told as such. It needs jattn[dev]: some tests compare with other libraries.
+imported, is a mistake of this table and reported as such. It needs jattn[dev]: some tests compare with other libraries.
 
 Some tests plant mistakes themselves, and are not repeated here: those of test_benchmarks, test_one_head (the order
 of scale, score, bias, mask and sink, in numbers), test_errata, test_floors, test_flow (each line of a report),
@@ -53,7 +53,7 @@ SECOND = "one_head.py::test_in_float64_it_is_the_definition_to_second_order[all]
 OF_LSE = "one_head.py::test_the_gradient_of_lse_is_the_weights"
 DROPS = "tiles.py::test_each_derivative_drops_the_same_weights"
 IN_TILES = "sweeps.py::test_every_size_has_an_answer_in_tiles_too[{'T': 17, 'S': 33}]"
-NONFINITE = "one_head.py::test_what_is_bad_and_met_makes_the_row_nan_whatever_the_tiles"
+NONFINITE = "one_head.py::test_what_is_not_finite_and_attended_makes_the_row_nan_whatever_the_tiles"
 EXACT = "engine_details.py::test_the_block_state_is_exact_of_tiles_that_begin_and_end_anywhere"
 NEVER_WRONG = "masks.py::test_the_block_state_of_a_rectangle_is_never_wrong"
 BOOLEANS = "masks.py::test_a_mask_is_the_booleans_it_stands_for"
@@ -451,7 +451,7 @@ def run(mistake: Mistake | None, tests: list[str], *options: str) -> Result:
 
 
 def kind_of(message: str) -> str:
-    """The exception of a failure, as pytest begins to tell it."""
+    """The exception of a failure, from the first words of its message."""
     return "AssertionError" if message.startswith("assert") else re.split(r"[:\n]", message)[0].strip()
 
 
@@ -472,7 +472,7 @@ def judged(mistake: Mistake) -> tuple[bool, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="words of the names of mistakes; all of them if none")
-    parser.add_argument("--list", action="store_true", help="print the mistakes and who should notice")
+    parser.add_argument("--list", action="store_true", help="print the mistakes and the tests that should notice")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many copies are tested at once")
     args = parser.parse_args()
     chosen = [m for m in TABLE if not args.names or any(name in m.name for name in args.names)]

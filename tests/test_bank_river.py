@@ -396,7 +396,7 @@ def test_bad_input_is_one_line_and_status_2(argv, tmp_path, monkeypatch, capsys)
     assert os.listdir(tmp_path) == []
 
 
-def test_bad_input_as_the_reader_meets_it(tmp_path):
+def test_bad_input_as_the_reader_sees_it(tmp_path):
     made = run("--steps", "9", "--out", tmp_path)
     assert (made.returncode, made.stdout) == (2, "")
     assert len(made.stderr.splitlines()) == 1

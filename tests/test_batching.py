@@ -1,4 +1,4 @@
-"""A function whose batch is walked is, but for the order in which its examples run, that function."""
+"""A batched call is, but for the order in which its examples run, the function that it calls."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ WHOLE = tuning.group_bytes(jax.default_backend())  # what one group of examples 
 
 @dataclasses.dataclass(frozen=True)
 class Toy(batching.BatchedFunction):
-    """(a [n], b [n, m], c []) → (a vector, a scalar); `size` of them run side by side."""
+    """(a [n], b [n, m], c []) → (a vector, a scalar); `size` of them run in one group."""
 
     size: int = 1
 
@@ -295,7 +295,7 @@ def primitives(jaxpr):
 
 
 def of_mapped(f, x):
-    """The primitives of f mapped, with the function that it walks written out."""
+    """The primitives of f mapped, with the function that it calls written out."""
     (eqn,) = [e for e in jax.make_jaxpr(jax.vmap(f))(*x).eqns if e.primitive is batching.batched_call_p] or [None]
     return set(primitives(jax.make_jaxpr(eqn.params["fun"] if eqn else jax.vmap(f))(*x)))
 

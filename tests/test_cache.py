@@ -128,12 +128,12 @@ def test_every_step_equals_the_whole_sequence_in_float64(kind, steps):
             np.testing.assert_allclose(got[b, :, : at[b]], exact[b, :, : at[b]], rtol=1e-12, atol=1e-12)
 
 
-def bound(q, k, v, met, scale):
+def bound(q, k, v, allowed, scale):
     """What `quantised` allows out and lse to be off by; one head, float64."""
     k_scale, v_scale = (np.abs(x).max(-1) / 127 * (1 + 1e-6) for x in (k, v))
-    delta = np.where(met, scale * np.abs(q).sum(-1)[:, None] * k_scale / 2, 0).max(1)
-    spread = np.where(met[..., None], v, -np.inf).max(1) - np.where(met[..., None], v, np.inf).min(1)
-    return np.tanh(delta / 2)[:, None] * spread + np.where(met, v_scale, 0).max(1)[:, None] / 2, delta
+    delta = np.where(allowed, scale * np.abs(q).sum(-1)[:, None] * k_scale / 2, 0).max(1)
+    spread = np.where(allowed[..., None], v, -np.inf).max(1) - np.where(allowed[..., None], v, np.inf).min(1)
+    return np.tanh(delta / 2)[:, None] * spread + np.where(allowed, v_scale, 0).max(1)[:, None] / 2, delta
 
 
 @pytest.mark.structure
@@ -146,11 +146,11 @@ def test_bytes_stay_within_their_bound(kind, steps, size):
         _, out, lse, at = decode(empty(jnp.int8)[kind], xs, steps)
         want_out, want_lse = whole(*xs, mask_of(kind))
     before = np.arange(LONGEST)[:, None] - np.arange(LONGEST)
-    met = (before >= 0) & (before < (WINDOW if kind == "ring" else LONGEST))
+    allowed = (before >= 0) & (before < (WINDOW if kind == "ring" else LONGEST))
     q, k, v = xs
     for b in range(B):
         for h in range(H):
-            by_out, by_lse = bound(q[b, h], k[b, h // G], v[b, h // G], met, D**-0.5)
+            by_out, by_lse = bound(q[b, h], k[b, h // G], v[b, h // G], allowed, D**-0.5)
             n = at[b]
             off = np.abs(out[b, h] - want_out[b, h])
             assert (off <= by_out * (1 + 1e-9))[:n].all()
@@ -244,7 +244,7 @@ def test_prefill_and_a_scan_of_steps(kind):
     ],
 )
 def test_many_queries_and_few_give_the_same(dtype, kind, monkeypatch):
-    """The fold and the tiles are two ways to one result, scores, sinks and bad tokens included."""
+    """Decoding and the tiles are two ways to one result, scores, sinks and tokens that are not finite included."""
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64)
         k[0, 1, 7] = np.inf
@@ -264,7 +264,7 @@ def test_many_queries_and_few_give_the_same(dtype, kind, monkeypatch):
             many = asked()
         filled = np.arange(MOST) < lengths[:, None, None]
         sees = np.zeros((B, H, MOST), bool)
-        sees[0, G:] = [True, True, kind != "ring"]  # the last is four tokens from the bad one
+        sees[0, G:] = [True, True, kind != "ring"]  # the last is four tokens from the infinite one
         np.testing.assert_array_equal(np.isnan(few[1]), sees & filled)
         assert_close(few[0], many[0], ulps=64)
         there = np.broadcast_to(filled, few[1].shape)
@@ -338,7 +338,7 @@ def test_positions_of_the_callers_own():
 
 
 @pytest.mark.structure
-def test_cross_attention_meets_all_that_is_held():
+def test_cross_attention_attends_all_that_is_held():
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64)
         c = append(empty(np.float64)["contiguous"], k, v)
@@ -371,7 +371,7 @@ def test_gradients_through_a_cache_are_those_of_attention(kind):
 
 
 @pytest.mark.structure
-def test_what_no_query_meets_has_no_say_even_in_gradients():
+def test_what_no_query_attends_has_no_part_even_in_gradients():
     """A NaN in a later token, in padding or behind the window leaves value and gradient of q alone."""
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64)
@@ -384,7 +384,7 @@ def test_what_no_query_meets_has_no_say_even_in_gradients():
             got = f(q[:, :, :1], c, masks.causal() & masks.window(left=2))
             clean = got if clean is None else clean
         assert_close(got, clean, ulps=0)
-        assert np.isnan(f(q[:, :, :1], c, masks.causal())[0]), "the control: who meets it is NaN"
+        assert np.isnan(f(q[:, :, :1], c, masks.causal())[0]), "the control: a query that attends it gives NaN"
 
 
 # Full caches.

@@ -99,7 +99,7 @@ def test_json_holds_the_same_numbers(name, results, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == results[name]
 
 
-def test_json_as_a_machine_meets_it(results):
+def test_json_as_a_machine_reads_it(results):
     done = run("walk_near_river_bank", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     made, expected = json.loads(done.stdout), results["walk_near_river_bank"]
@@ -210,7 +210,7 @@ def test_bad_input_is_one_line_and_status_2(argv, names, tmp_path, monkeypatch, 
     assert err.rstrip().endswith(".")
 
 
-def test_bad_input_as_the_reader_meets_it():
+def test_bad_input_as_the_reader_sees_it():
     done = run("walk_near_river_bank", "--word", "river=0.8,0.8", "--word", "bank=0.8")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "Traceback" not in done.stderr

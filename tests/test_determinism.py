@@ -92,7 +92,7 @@ def test_by_map_a_row_does_not_depend_on_its_batch(dtype):
 
 @ON_CPU
 def test_by_vmap_it_may():
-    """The control: seven examples side by side, in another order of additions."""
+    """The control: seven examples in one group, in another order of additions."""
     x = example(40)
     got = jax.jit(jax.vmap(value_and_gradient))(*stacked([x], 7))
     assert differ([a[0] for a in got], program(*x))

@@ -171,7 +171,7 @@ def said(monkeypatch, capsys, compute, *argv):
     return capsys.readouterr()
 
 
-def test_json_as_a_machine_meets_it(short, monkeypatch, capsys):
+def test_json_as_a_machine_reads_it(short, monkeypatch, capsys):
     out, err = said(monkeypatch, capsys, lambda args: short, "--length", LENGTH, "--json")
     made = json.loads(out)
     assert (err, made) == ("", short)
@@ -209,6 +209,6 @@ def test_bad_input_is_one_line_and_status_2(argv, names, monkeypatch, capsys):
     assert err.rstrip().endswith(".")
 
 
-def test_bad_input_as_the_reader_meets_it():
+def test_bad_input_as_the_reader_sees_it():
     done = run("--length", 0)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

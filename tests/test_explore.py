@@ -169,9 +169,9 @@ def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):
     t = np.arange(96)
     causal, back = t[:, None] >= t, t[:, None] - t
     pairs = [causal, causal & (back <= 30), abs(back) <= 20, causal & (t < 40)]
-    for (name, x), meet in zip(r["masks"].items(), pairs, strict=True):
-        tiles = meet.reshape(8, 12, 8, 12)
-        assert x["pairs"] == pytest.approx(meet.mean()), name
+    for (name, x), allowed in zip(r["masks"].items(), pairs, strict=True):
+        tiles = allowed.reshape(8, 12, 8, 12)
+        assert x["pairs"] == pytest.approx(allowed.mean()), name
         np.testing.assert_array_equal(np.array(x["verdicts"]), tiles.any((1, 3)).astype(int) + tiles.all((1, 3)))
     assert [Path(p).name for p in r["pictures"]] == ["which_tiles.png", "which_tiles.svg"]
     monkeypatch.setattr(sys, "argv", ["which_tiles.py"])

@@ -234,7 +234,7 @@ def test_a_planted_intrusion_is_caught(tmp_path):
     assert [found.split(" imports ")[1] for found in intrusions(copy)] == ["jattn.masks._algebra", "jattn.cache._store"]
 
 
-def test_the_walk_sees_the_arrows_that_are_there():
+def test_the_search_sees_the_arrows_that_are_there():
     arrows = {(m, other) for m, file in modules(PACKAGE) for _, other in imported(ast.parse(file.read_text()), "jattn")}
     assert {
         ("one_head", "reference"),

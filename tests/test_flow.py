@@ -428,7 +428,7 @@ def test_the_end_of_a_run_can_be_differentiated(x64):
 
 
 def cliff(x):
-    """Well until x passes 1, then NaN: with x_t = 0.3 t the step that meets it is number 4."""
+    """Well until x passes 1, then NaN: with x_t = 0.3 t the step that finds it is number 4."""
     return jnp.where(x > 1, jnp.nan, -0.3 * x)
 
 

@@ -18,7 +18,7 @@ def batch(dtype=np.float64, **shapes):
 
 
 def allowed(*shape, seed=5):
-    """Booleans in which every query meets at least the first key."""
+    """Booleans in which every query may attend at least the first key."""
     x = np.random.default_rng(seed).random(shape) < 0.6
     x[..., 0] = True
     return x
@@ -146,7 +146,7 @@ def test_unbatched_with_every_option():
 
 @pytest.mark.structure
 @pytest.mark.parametrize("lengths", [{}, {"query_seq_lengths": np.array([2, T, 7], np.int32)}])
-def test_the_residual_is_that_of_jax_nn_where_something_is_met(lengths):
+def test_the_residual_is_that_of_jax_nn_where_a_key_is_allowed(lengths):
     x = batch(np.float32)
     options = {"is_causal": True, "return_residual": True, **lengths}
     (out, lse), (out_nn, lse_nn) = (
@@ -176,10 +176,10 @@ def test_each_head_is_the_definition():
     assert out.shape == (B, T, N, Dv)
     one = jax.jit(lambda *x, **o: reference.attention(*x, score=alibi, scale=0.6, **o))
     for b in range(B):
-        met = mask[b, 0] & (q_positions[b][:, None] >= k_positions)
+        here = mask[b, 0] & (q_positions[b][:, None] >= k_positions)
         for n in range(N):
             h = n // (N // K)
-            own = {"mask": met, "bias": bias[0, n], "sink": sink[n]} | places | {"q_positions": q_positions[b]}
+            own = {"mask": here, "bias": bias[0, n], "sink": sink[n]} | places | {"q_positions": q_positions[b]}
             want = one(q[b, :, n], k[b, :, h], v[b, :, h], **own)
             assert_close((out[b, :, n], lse[b, :, n]), want, ulps=32)
 
@@ -240,7 +240,7 @@ def test_half_precision_is_rounded_once(dtype):
 # Where it differs from jax.nn.
 
 
-def test_a_query_that_meets_nothing_gives_zeros_where_jax_nn_gives_a_mean():
+def test_a_query_without_keys_gives_zeros_where_jax_nn_gives_a_mean():
     x = batch(np.float32)
     mask = allowed(1, 1, T, S)
     mask[..., 4, :] = False
@@ -292,14 +292,14 @@ def test_a_key_head_is_not_repeated_in_memory():
     def shapes(f):
         seen = set()
 
-        def walk(jaxpr):
+        def look(jaxpr):
             for e in jaxpr.eqns:
                 seen.update(tuple(sorted(v.aval.shape)) for v in e.outvars)
                 for sub in jax.tree.leaves(e.params, is_leaf=lambda p: hasattr(p, "jaxpr") or hasattr(p, "eqns")):
                     if hasattr(sub, "jaxpr") or hasattr(sub, "eqns"):
-                        walk(getattr(sub, "jaxpr", sub))
+                        look(getattr(sub, "jaxpr", sub))
 
-        walk(jax.make_jaxpr(f)(*x).jaxpr)
+        look(jax.make_jaxpr(f)(*x).jaxpr)
         return seen
 
     def repeated(shapes):

@@ -71,16 +71,16 @@ def test_a_wrong_block_state_would_be_seen():
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_of_consecutive_rows_the_block_state_is_exact(name):
-    """Not only never wrong: what none meet is not visited, and what all meet not masked. (~ turns the two about.)"""
+    """Not only never wrong: of no pair it is EMPTY, of every pair FULL. (~ exchanges the two.)"""
     mask, rule = KNOWN[name]
     booleans = np.broadcast_to(rule(at[:, None], at[None, :]), (40, 40)).reshape(5, 8, 5, 8).swapaxes(1, 2)
     first = np.arange(0, 40, 8)
     q, k = masks.Spans.at(first, first + 7, 0), masks.Spans.at(first, first + 7, 1)
-    for either, meet in ((mask, booleans), (~mask, ~booleans)):
+    for either, allowed in ((mask, booleans), (~mask, ~booleans)):
         state = np.broadcast_to(either.block_state(q, k), (5, 5))
-        np.testing.assert_array_equal(state != masks.EMPTY, meet.any((2, 3)))
+        np.testing.assert_array_equal(state != masks.EMPTY, allowed.any((2, 3)))
         if name != "dilated":  # which calls no rectangle FULL but one pair, or with a stride of 1
-            np.testing.assert_array_equal(state == masks.FULL, meet.all((2, 3)))
+            np.testing.assert_array_equal(state == masks.FULL, allowed.all((2, 3)))
 
 
 def test_an_author_says_what_a_rectangle_holds():

@@ -139,7 +139,7 @@ def test_an_array_of_pairs_would_be_seen():
 
 
 def test_an_array_of_pairs_would_be_seen_wherever_it_hides():
-    """In a loop, a branch, a checkpoint, a function that is walked, and what a loop keeps of all its steps."""
+    """In a loop, a branch, a checkpoint, a batched call, and what a loop keeps of all its steps."""
 
     class Outer(batching.BatchedFunction):
         def __call__(self, a, b):

@@ -202,7 +202,7 @@ def test_no_program_keeps_an_array_that_a_score_captured_alive():
 HIDDEN = masks.lengths(q=23, k=25)
 
 
-def with_bad(x, where, what=np.nan):
+def with_nan(x, where, what=np.nan):
     """One row of q, k and v is NaN."""
     return x | {n: x[n].at[where].set(what) for n in "qkv"}
 
@@ -216,16 +216,16 @@ def plain_loss(x):
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_debug_nans_meets_only_a_nan_that_is_met(jit):
-    """Masked NaNs and rows that meet nothing pass, in value and gradient; the control: one that is met does not."""
+def test_debug_nans_stops_only_at_a_nan_that_is_attended(jit):
+    """Masked NaNs and queries without keys pass, in value and gradient; the control: one that is attended does not."""
     x = arguments()
-    hidden, met = with_bad(x, 27), with_bad(x, 3)
+    hidden, attended = with_nan(x, 27), with_nan(x, 3)
     with jax.debug_nans(True):
         want = jit(plain)(x), jit(jax.grad(plain_loss))(x)
         got = jit(plain)(hidden), jit(jax.grad(plain_loss))(hidden)
         for f in (plain, jax.grad(plain_loss)):
             with pytest.raises(FloatingPointError, match="nan"):
-                jit(f)(met)
+                jit(f)(attended)
     assert_close(got, want, ulps=0)
 
 
@@ -238,7 +238,7 @@ def test_debug_nans_names_the_operation_that_made_a_nan():
 
 
 @structure
-def test_debug_infs_and_a_query_that_meets_nothing():
+def test_debug_infs_and_a_query_without_keys():
     """lse = −∞ is its right value. It raises where it is returned, and where the passes of an eager call hand it on.
 
     Three ways out: no such query; a program that returns out, or a finite lse; a sink, which is then the lse.
@@ -366,14 +366,14 @@ def test_ahead_of_time():
 # jax.checkpoint
 
 
-def walks(jaxpr):
+def forward_passes(jaxpr):
     """The forward passes in a jaxpr and in whatever is nested in it, but for those of a loop's body once."""
     count = 0
     for eqn in jaxpr.eqns:
         count += eqn.primitive is batched_call_p and "Forward(" in str(eqn.params["fun"])
         for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
             inner = getattr(leaf, "jaxpr", leaf)
-            count += walks(inner) if hasattr(inner, "eqns") else 0
+            count += forward_passes(inner) if hasattr(inner, "eqns") else 0
     return count
 
 
@@ -405,8 +405,8 @@ def test_a_policy_by_name_attends_once(f, layers):
         return jax.grad(model)
 
     saving, nothing = policies.save_only_these_names(*jattn.CHECKPOINT_NAMES), policies.nothing_saveable
-    assert walks(jax.make_jaxpr(gradient(saving))(ws).jaxpr) == 1
-    assert walks(jax.make_jaxpr(gradient(nothing))(ws).jaxpr) == 2
+    assert forward_passes(jax.make_jaxpr(gradient(saving))(ws).jaxpr) == 1
+    assert forward_passes(jax.make_jaxpr(gradient(nothing))(ws).jaxpr) == 2
     assert_close(gradient(saving)(ws), gradient(nothing)(ws), ulps=16)
 
 

@@ -74,7 +74,7 @@ def test_the_output_has_the_dtype_of_v():
 
 
 def hidden():
-    """Keys 3 and 8 are met by none, and query 5 meets none; as booleans."""
+    """No query may attend keys 3 and 8, and query 5 no key; as booleans."""
     allowed = pairs()
     allowed[:, [3, 8]] = False
     allowed[5] = False
@@ -119,7 +119,7 @@ def test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing(by, score):
             np.testing.assert_array_equal(x, 0)
 
 
-def test_a_nan_that_is_met_stays_in_the_rows_that_met_it():
+def test_a_nan_that_is_attended_stays_in_the_rows_that_attend_it():
     q, k, v = qkv(dtype=np.float32)
     allowed = pairs()
     for which in ("k", "v"):
@@ -128,23 +128,23 @@ def test_a_nan_that_is_met_stays_in_the_rows_that_met_it():
         f = jax.jit(lambda q, k, v: jax.jvp(lambda q: jattn.attention(q, k, v, mask=allowed), (q,), (q,)))
         out, out_dot = map(np.asarray, f(**x))
         want, want_dot = f(q, k, v)
-        met = allowed[:, 4]
-        assert met.any()
-        assert not met.all()
-        assert np.isnan(out[met]).any(1).all()
-        assert_close((out[~met], out_dot[~met]), (want[~met], want_dot[~met]), ulps=8)
+        attend = allowed[:, 4]
+        assert attend.any()
+        assert not attend.all()
+        assert np.isnan(out[attend]).any(1).all()
+        assert_close((out[~attend], out_dot[~attend]), (want[~attend], want_dot[~attend]), ulps=8)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("nonfinite", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("which", ["q", "k", "v"])
-@pytest.mark.parametrize("how", ["one tile", "tiles", "few queries", "a mask that lets all meet", "bias"])
-def test_what_is_bad_and_met_makes_the_row_nan_whatever_the_tiles(how, which, bad):
+@pytest.mark.parametrize("how", ["one tile", "tiles", "few queries", "a mask that allows all", "bias"])
+def test_what_is_not_finite_and_attended_makes_the_row_nan_whatever_the_tiles(how, which, nonfinite):
     x = dict(zip("qkv", qkv(T=40, S=40, dtype=np.float32), strict=True))
-    x[which][3, 1] = bad
+    x[which][3, 1] = nonfinite
     want = reference.attention(*map(jnp.asarray, x.values()))
     options = {
         "tiles": {"tile": (16, 16)},
-        "a mask that lets all meet": {"mask": np.ones((40, 40), bool)},
+        "a mask that allows all": {"mask": np.ones((40, 40), bool)},
         "bias": {"bias": np.zeros((40, 40), np.float32)},
     }.get(how, {})
     chosen = slice(2, 5) if how == "few queries" else slice(None)
@@ -154,11 +154,11 @@ def test_what_is_bad_and_met_makes_the_row_nan_whatever_the_tiles(how, which, ba
     assert np.isnan(got[0]).any()
 
 
-# Rows that meet nothing, and lengths of nothing and of one.
+# Queries without keys, and lengths of nothing and of one.
 
 
 @pytest.mark.parametrize("how", [pytest.param("lengths", marks=pytest.mark.structure), "booleans", "bias", "no keys"])
-def test_a_row_that_meets_nothing_gives_zeros_and_has_no_gradient(how):
+def test_a_query_without_keys_gives_zeros_and_has_no_gradient(how):
     x = {name: np.asarray(a, np.float32) for name, a in inputs(S=0 if how == "no keys" else S).items()}
     del x["sink"]
     alone = np.arange(T) == 5
@@ -183,7 +183,7 @@ def test_a_row_that_meets_nothing_gives_zeros_and_has_no_gradient(how):
         assert got["gradient"]["scale"] == 0
 
 
-def test_a_row_that_meets_nothing_but_its_sink_gives_zeros_and_the_sink():
+def test_a_query_with_a_sink_and_no_key_gives_zeros_and_the_sink():
     x = {name: np.asarray(a, np.float32) for name, a in inputs().items()}
     got = derivatives(ours(mask=np.zeros((1, 1), bool)))(**x)
     out, lse = got["value"]

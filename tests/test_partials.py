@@ -23,7 +23,7 @@ any_size = st.one_of(some, st.floats(-(2.0**100), 2.0**100, width=32, allow_subn
 
 @st.composite
 def partials(draw, lse=some):
-    """ROWS queries, some of which have met no key at all."""
+    """ROWS queries, some of which have no key at all."""
     out = normal(ROWS, Dv, seed=draw(st.integers(0, 99)), dtype=np.float32)
     lse = np.array(draw(st.lists(lse, min_size=ROWS, max_size=ROWS)), np.float32)
     return np.where((lse == -np.inf)[:, None], 0, out).astype(np.float32), lse
@@ -156,7 +156,7 @@ def test_a_partial_of_no_keys_has_no_derivative_and_may_hold_anything(junk):
     np.testing.assert_array_equal(value_dot[1][0], 1)
 
 
-def test_a_nan_that_was_met_stays_however_small_its_weight():
+def test_a_nan_that_was_attended_stays_however_small_its_weight():
     nan = np.full((2, Dv), np.nan, np.float32)
     ones, zeros = np.ones((2, Dv), np.float32), np.zeros(2, np.float32)
     out, lse = merge((nan, np.array([-500, -np.inf], np.float32)), (ones, zeros))

@@ -450,7 +450,7 @@ def test_a_missing_extra_is_named(name, here, monkeypatch, capsys):
     assert said == f"real_bank.py: {name} is not installed. Run pip install 'jattn[pretrained]'.\n"
 
 
-def test_a_refusal_as_the_reader_meets_it(tmp_path):
+def test_a_refusal_as_the_reader_sees_it(tmp_path):
     command = [sys.executable, "-W", "error", str(FOLDER / "real_bank.py"), "--model", str(tmp_path / "nowhere")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (2, "")

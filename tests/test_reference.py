@@ -21,7 +21,7 @@ def by_hand(q, k, v, *, mask=None, score=None, bias=None, sink=None, scale=None,
     T, S, Dv = len(q), len(k), v.shape[1]
     t_at = range(T) if q_positions is None else q_positions
     s_at = range(S) if k_positions is None else k_positions
-    met = np.ones((T, S), bool) if mask is None else np.broadcast_to(mask, (T, S))
+    allowed = np.ones((T, S), bool) if mask is None else np.broadcast_to(mask, (T, S))
     added = np.zeros((T, S)) if bias is None else np.broadcast_to(bias, (T, S))
     sinks = [None] * T if sink is None else np.broadcast_to(sink, (T,))
     scale = 1 / math.sqrt(q.shape[1]) if scale is None else scale
@@ -30,7 +30,7 @@ def by_hand(q, k, v, *, mask=None, score=None, bias=None, sink=None, scale=None,
     for t in range(T):
         for s in range(S):
             scores[t, s] = math.fsum(a * b for a, b in zip(q[t], k[s], strict=True))
-            if met[t, s]:
+            if allowed[t, s]:
                 x = scale * scores[t, s]
                 if score is not None:
                     x = score(x, t_at[t], s_at[s])
@@ -57,7 +57,7 @@ OPTIONS = {
     "nothing": {},
     "mask": {"mask": pairs()},
     "mask for every query": {"mask": pairs()[:1]},
-    "a query that meets nothing": {"mask": pairs() & (np.arange(T) != 4)[:, None]},
+    "a query without keys": {"mask": pairs() & (np.arange(T) != 4)[:, None]},
     "no pair at all": {"mask": np.zeros((T, S), bool)},
     "score": {"score": (slope, ALIBI)},
     "score at positions": {"score": (slope, ALIBI), **PLACES},
@@ -145,7 +145,7 @@ def test_the_gradient_of_lse_is_the_weights():
 def test_derivatives_agree_with_finite_differences_to_second_order():
     q, k, v = qkv(T=3, S=5, D=2, Dv=2)
     mask = pairs(T=3, S=5)
-    mask[1] = False  # one query that meets nothing
+    mask[1] = False  # one query without keys
 
     def f(q, k, v, bias, sink, scale):
         out, lse = reference.attention(q, k, v, mask=mask, score=ALIBI, bias=bias, sink=sink, scale=scale)

@@ -1,4 +1,4 @@
-"""Scores say what a meeting is worth: the published formulas, values that are mapped, and exact gradients."""
+"""Score modifiers: the published formulas, values that are mapped, and exact gradients."""
 
 import math
 
@@ -57,7 +57,7 @@ FORMULAS = {
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_score_is_its_formula_of_scalars_and_of_a_tile(name):
-    """Of a tile of consecutive positions, of one turned about, and of positions in no order."""
+    """Of a tile of consecutive positions, of a transposed one, and of positions in no order."""
     score, formula = FORMULAS[name]
     score = jax.tree.map(jnp.asarray, score())  # as its arrays arrive inside
     want = formula()

@@ -199,14 +199,14 @@ def twice(*x):
     return jax.jvp(gradient, x, x)
 
 
-ROWS = {"short": 48, "walked": 40, "long": 600}
-WALKED = ["walked", pytest.param("long", marks=pytest.mark.exhaustive)]
-"""Rows whose examples and heads are walked one by one: few as if they filled the caches, and so many that they do."""
+ROWS = {"short": 48, "one by one": 40, "long": 600}
+ONE_BY_ONE = ["one by one", pytest.param("long", marks=pytest.mark.exhaustive)]
+"""Rows whose examples and heads run one by one: few as if they filled the caches, and so many that they do."""
 
 
 @pytest.fixture(name="T")
 def rows(request, monkeypatch):
-    if request.param == "walked":
+    if request.param == "one by one":
         monkeypatch.setattr(tuning, "group_bytes", lambda platform: 1)
     return ROWS[request.param]
 
@@ -229,10 +229,10 @@ def on_devices(f, x, at, out, want=None):
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("T", ["short", *WALKED], indirect=True)
+@pytest.mark.parametrize("T", ["short", *ONE_BY_ONE], indirect=True)
 @pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
 def test_sharded_batch_and_heads_need_no_collective(spec, T):
-    """Where heads are walked one by one too: each device walks its own."""
+    """Where heads run one by one too: each device runs its own."""
     for f, out in ((plain, spec), (twice, ((spec,) * 3,) * 2)):
         x, want = of_one_device(f, ((8, T, 8, 4),) * 3, np.float32)
         sent, off = on_devices(f, x, (spec,) * 3, out, want)
@@ -256,7 +256,7 @@ def test_nor_do_they_where_no_axis_of_the_sequence_is_sharded(spec, T):
 
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("T", WALKED, indirect=True)
+@pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
 @pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
 def test_nor_do_they_in_float64(spec, T):
     """The compiler asks in a thread of its own, where x64 is not enabled."""
@@ -267,7 +267,7 @@ def test_nor_do_they_in_float64(spec, T):
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("T", WALKED, indirect=True)
+@pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
 def test_a_sharded_sequence_is_gathered_by_a_plain_call(T):
     """The control of the test above: here there is something to send."""
     x, at = tuple(normal(2, T, 2, 4, seed=i, dtype=np.float32) for i in range(3)), P(None, "x")
@@ -278,7 +278,7 @@ def test_a_sharded_sequence_is_gathered_by_a_plain_call(T):
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("T", WALKED, indirect=True)
+@pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
 def test_fewer_key_heads_than_devices_are_shared_where_queries_are_sharded_by_heads(T):
     """Eight devices over 2 × 4 heads: the compiler splits the axis of the mesh."""
     x = tuple(normal(2, T, heads, 4, seed=i, dtype=np.float32) for i, heads in enumerate((8, 2, 2)))
@@ -291,7 +291,7 @@ def test_fewer_key_heads_than_devices_are_shared_where_queries_are_sharded_by_he
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("T", WALKED, indirect=True)
+@pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
 def test_what_is_one_for_all_examples_has_its_gradient_summed_once(T):
     x = (
         normal(1, T, T, seed=3, dtype=np.float32),
@@ -304,7 +304,7 @@ def test_what_is_one_for_all_examples_has_its_gradient_summed_once(T):
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("T", WALKED, indirect=True)
+@pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
 @pytest.mark.parametrize("bits", [32, 64])
 def test_lengths_and_dropout_of_sharded_examples_stay_where_they_are(bits, T):
     """In 64 bits the lengths are int64, and the numbers are drawn so."""
@@ -326,7 +326,7 @@ def lengths_and_dropout(dtype, T):
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("T", WALKED, indirect=True)
+@pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
 def test_an_explicit_mesh_carries_batch_and_heads_in_its_types(T):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
     x = tuple(normal(8, T, 8, 4, seed=i, dtype=np.float32) for i in range(3))
@@ -437,7 +437,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 from jattn import sharding, masks
 mesh = jax.make_mesh((4,), ("seq",), axis_types=(AxisType.Auto,))
 q, kv = jnp.ones((1, 2, 2, 3)), jnp.linspace(0, 1, 1 * 16 * 2 * 3).reshape(1, 16, 2, 3)
-t, s = jnp.array([3, 5]), jnp.arange(16)  # the last two devices hold nothing that is met
+t, s = jnp.array([3, 5]), jnp.arange(16)  # the last two devices hold no key that is allowed
 for scheme in (sharding.tree, sharding.ring):
     def f(q, kv, t, s):
         out = scheme(q, kv, kv, axis_name="seq", mask=masks.causal(), q_positions=t, k_positions=s)
@@ -458,8 +458,8 @@ from jax.sharding import PartitionSpec as P, AxisType
 jax.config.update("jax_num_cpu_devices", 4)
 mesh = jax.make_mesh((4,), ("seq",), axis_types=(AxisType.Auto,))
 def f(q, kv):
-    met = jax.lax.axis_index("seq") < 2
-    return jax.lax.psum(jax.lax.cond(met, lambda kv: jnp.sin(q * kv), jnp.zeros_like, kv), "seq")
+    here = jax.lax.axis_index("seq") < 2
+    return jax.lax.psum(jax.lax.cond(here, lambda kv: jnp.sin(q * kv), jnp.zeros_like, kv), "seq")
 g = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("seq")), out_specs=P())
 print(f"value {float(jax.jit(g)(jnp.ones(1), jnp.ones(4))[0]):.3f}", flush=True)
 print(jax.jit(jax.grad(lambda q, kv: jnp.sum(g(q, kv))))(jnp.ones(1), jnp.ones(4)), flush=True)

@@ -71,7 +71,7 @@ def forward(f):
 def test_the_tail_of_a_saturated_row_is_right_in_every_entry(name):
     value, tangent = TRUTH[name](ROWS, TANGENTS)
     got, got_dot = forward(OURS[name])
-    # exp rounds its argument: a gap of g costs g/2 eps relative, and twice that where two such meet.
+    # exp rounds its argument: a gap of g costs g/2 eps relative, and twice that where two such are added.
     allowed = 1.5 * (GAPS.max() + 1)
     assert relative(got, value) <= allowed
     assert relative(got_dot, tangent) <= allowed

@@ -178,11 +178,11 @@ def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, 
     dtype = jnp.dtype(dtype)
     q, k, v = huge(dtype, size)
     dout = jnp.asarray(normal(T, Dv, seed=4), dtype)
-    met = np.ones((T, S), bool)
+    allowed = np.ones((T, S), bool)
     if kind == "masked":
-        met = pairs(T=T, S=S)
-        met[:, 3], met[:, 20], met[5] = True, False, False
-    options = {"mask": met if kind == "masked" else None, "scale": 0.9, "tile": TILE}
+        allowed = pairs(T=T, S=S)
+        allowed[:, 3], allowed[:, 20], allowed[5] = True, False, False
+    options = {"mask": allowed if kind == "masked" else None, "scale": 0.9, "tile": TILE}
     if kind == "multiplying score":
         options["score"] = lambda x, t, s: x * jnp.float32(0.7)
 
@@ -193,7 +193,7 @@ def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, 
 
     wide_q, wide_k, wide_v, wide_dout = (np.asarray(a, np.float64) for a in (q, k, v, dout))
     c = 0.63 if kind == "multiplying score" else 0.9
-    logits = np.where(met, c * wide_q @ wide_k.T, -np.inf)
+    logits = np.where(allowed, c * wide_q @ wide_k.T, -np.inf)
     top = logits.max(1, keepdims=True)
     lives = np.isfinite(top[:, 0])
     p = np.where(np.isfinite(top), np.abs(logits - np.where(np.isfinite(top), top, 0)) < 1e-3 * np.abs(top), 0)
@@ -219,17 +219,17 @@ def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, 
 def test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing_in_any_tile(how):
     """In tiles that are skipped and in tiles that are masked; to second order."""
     keys, queries = ([23, 31, 40], [30, 36]) if how == "lengths" else ([3, 20, 40], [5, 36])
-    met = pairs(T=T, S=S)
-    met[:, keys], met[queries] = False, False
-    mask = masks.lengths(q=30, k=np.int32(23)) if how == "lengths" else met
+    allowed = pairs(T=T, S=S)
+    allowed[:, keys], allowed[queries] = False, False
+    mask = masks.lengths(q=30, k=np.int32(23)) if how == "lengths" else allowed
     if how == "lengths":
-        met = (np.arange(T)[:, None] < 30) & (np.arange(S) < 23)
+        allowed = (np.arange(T)[:, None] < 30) & (np.arange(S) < 23)
     clean = arguments() | {"scale": np.float32(0.4)}
     clean["k"][keys] = clean["v"][keys] = clean["q"][queries] = 0
-    clean["bias"] = np.where(met, clean["bias"], 0).astype(np.float32)
+    clean["bias"] = np.where(allowed, clean["bias"], 0).astype(np.float32)
     dirty = {name: np.array(x) for name, x in clean.items()}
     dirty["k"][keys], dirty["v"][keys], dirty["q"][queries] = np.inf, np.nan, -np.inf
-    dirty["bias"].flat[np.flatnonzero(~met)] = np.nan
+    dirty["bias"].flat[np.flatnonzero(~allowed)] = np.nan
     f = derivatives(ours(mask=mask, tile=TILE))
     got, want = f(**dirty), f(**clean)
     assert all(np.isfinite(g).all() for order in got if order != "value" for g in jax.tree.leaves(got[order]))

@@ -96,8 +96,8 @@ EXACT = {
 @pytest.mark.structure
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", EXACT)
-def test_each_tile_that_may_meet_is_visited_once_and_no_other(name, traced):
-    """Those where all meet without a mask; by both ways of walking them, known before tracing or not."""
+def test_each_tile_that_is_not_empty_is_visited_once_and_no_other(name, traced):
+    """Those that are FULL without a mask; by both loops, and whether block states are known before tracing or not."""
     mask, rule = EXACT[name]
     T, S = 41, 53
     t, s = np.arange(T)[:, None], np.arange(S)[None, :]
@@ -109,9 +109,9 @@ def test_each_tile_that_may_meet_is_visited_once_and_no_other(name, traced):
             else (masks.causal() & masks.lengths(k=np.int32(20)))
         )
     plan, x = plan_and_operands(mask, 16, 16, T=T, S=S, at=at)
-    met = np.zeros((plan.q_tiles * 16, plan.k_tiles * 16), bool)
-    met[:T, :S] = np.broadcast_to(rule(t, s), (T, S))
-    by_tile = met.reshape(plan.q_tiles, 16, plan.k_tiles, 16).swapaxes(1, 2)
+    allowed = np.zeros((plan.q_tiles * 16, plan.k_tiles * 16), bool)
+    allowed[:T, :S] = np.broadcast_to(rule(t, s), (T, S))
+    by_tile = allowed.reshape(plan.q_tiles, 16, plan.k_tiles, 16).swapaxes(1, 2)
     real = np.ones((plan.q_tiles * 16, 1), bool)
     real[T:] = False
     rows = by_tile | ~real.reshape(plan.q_tiles, 1, 16, 1)  # queries that pad ask for no mask

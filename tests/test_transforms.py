@@ -102,7 +102,7 @@ def in_tiles(name, traced):
 
 
 def written_out(name):
-    """What a case gives in words, dense: the pairs that meet, positions, the factor of dropout."""
+    """What a case gives in words, dense: the allowed pairs, positions, the factor of dropout."""
     _, (T, S), *_, traced, fixed = CASES[name]
     options = {**fixed, **traced}
     at = {"q_positions": np.arange(T, dtype=np.int32), "k_positions": np.arange(S, dtype=np.int32)}
@@ -413,8 +413,8 @@ def test_over_some_arguments_and_any_axis(name):
 
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
-def test_a_batch_walked_in_groups_is_each_example_alone():
-    """Tiles so large that only two examples run side by side, and one is left over."""
+def test_a_batch_run_in_groups_is_each_example_alone():
+    """Tiles so large that a group has two examples, and one is left over."""
     T, S = 257, 263
     x = [np.stack([normal(n, 2, seed=10 * b + i) for b in range(5)]) for i, n in enumerate((T, S, S))]
     lengths = np.array([263, 0, 100, 256, 257], np.int32)

@@ -1,4 +1,4 @@
-"""What attention visits, counted while it runs: no tile in which none meet, and no mask where all do."""
+"""What attention visits, counted while it runs: no tile that is EMPTY, and no mask in one that is FULL."""
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +113,7 @@ SHARED = ("causal", "where")
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_only_tiles_in_which_some_meet_are_computed_and_only_those_in_which_some_do_not_are_masked(name):
+def test_no_empty_tile_is_computed_and_only_partial_tiles_are_masked(name):
     """Forward and backward, the arrays traced and different for each example under vmap."""
     make, arrays = MASKS[name]
     x = normal(3, T, 2, dtype=np.float32)
@@ -129,7 +129,7 @@ def test_only_tiles_in_which_some_meet_are_computed_and_only_those_in_which_some
 
     want = sum(wanted(make(jnp.asarray(a))) for a in arrays)
     if name in SHARED:
-        want[1] //= len(arrays)  # one mask for all is asked once for those that run side by side
+        want[1] //= len(arrays)  # one mask for all is asked once for those that run in one group
     np.testing.assert_array_equal(counted(forward), want)
     if name in ("documents", "not blocks", "causal"):
         np.testing.assert_array_equal(counted(gradient), 2 * want)
