@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 import jattn
-from jattn import _walk, masks, reference, scores
+from jattn import masks, reference, scores
+from jattn.engine import batching
 
 TABLE, DISTANCES = normal(8, seed=3), normal(7, seed=4)
 t, s = np.arange(T)[:, None], np.arange(S)[None, :]
@@ -222,10 +223,10 @@ def test_functions_compose_with_scores():
 def compiled(call, *args):
     """How many programs calls of the engine compile."""
     call(*args[:1])
-    before = _walk._primitive._compiled._cache_size()
+    before = batching.primitive._compiled._cache_size()
     for a in args[1:]:
         call(a)
-    return _walk._primitive._compiled._cache_size() - before
+    return batching.primitive._compiled._cache_size() - before
 
 
 @pytest.mark.structure

@@ -9,7 +9,8 @@ from test_memory import formed
 from test_one_head import definition, derivatives, inputs, ours, weigh
 
 import jattn
-from jattn import _walk, masks, reference
+from jattn import masks, reference
+from jattn.engine import batching
 
 T, S = 37, 41
 TILE = (16, 16)
@@ -122,12 +123,12 @@ def test_eager_calls_are_compiled_once():
 
     def both(x):
         jax.block_until_ready((f(**x), jax.grad(lambda x: f(**x).sum())(x)))
-        return _walk._primitive._compiled._cache_size()
+        return batching.primitive._compiled._cache_size()
 
     first = both(arguments())
     assert both({n: a + 1 for n, a in arguments().items()}) == first
     f(**arguments(D=7))
-    assert _walk._primitive._compiled._cache_size() > first  # another shape is seen
+    assert batching.primitive._compiled._cache_size() > first  # another shape is seen
 
 
 def test_twice_the_same_is_bitwise_the_same():
