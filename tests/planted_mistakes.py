@@ -81,18 +81,18 @@ def one_place(path: str) -> str:
 TILE, FORWARD, TANGENT = "jattn/engine/tile.py", "jattn/engine/forward.py", "jattn/engine/tangent.py"
 BACKWARD, SCHEDULE, ATTEND = "jattn/engine/backward.py", "jattn/engine/schedule.py", "jattn/engine/attend.py"
 PARTIALS = "jattn/partials.py"
-MASKED = "return jnp.where(allowed, jnp.where(nonfinite, jnp.nan, found), -jnp.inf)"
+MASKED = "return jnp.where(allowed, jnp.where(nonfinite, jnp.nan, logits), -jnp.inf)"
 START = "start = SoftmaxState.start(sink,"
 plant("the score before the scale", TILE, "else partial(plan.score, tile.captured)",
       "else lambda x, t, s: tile.scale * plan.score(tile.captured, x / tile.scale, t, s)", ORDER)
-plant("the bias before the score", TILE, "found = products\n",
-      "found, bias = (products if bias is None else products + bias), None\n", ORDER)
-plant("the bias scaled", TILE, "return logits_from_products(found, score, tile.bias,",
-      "return logits_from_products(found, score, None if tile.bias is None else tile.scale * tile.bias,", ORDER)
+plant("the bias before the score", TILE, "logits = products\n",
+      "logits, bias = (products if bias is None else products + bias), None\n", ORDER)
+plant("the bias scaled", TILE, "return logits_from_products(products, score, tile.bias,",
+      "return logits_from_products(products, score, None if tile.bias is None else tile.scale * tile.bias,", ORDER)
 plant("the mask before the score", TILE, MASKED, "found = jnp.where(allowed, products, -jnp.inf)\n"
       "    found = found if score is None else score(found, q_positions, k_positions)\n"
       "    return found if bias is None else found + bias", ORDER)
-plant("no mask", TILE, MASKED, "return jnp.where(nonfinite, jnp.nan, found)", ORDER)
+plant("no mask", TILE, MASKED, "return jnp.where(nonfinite, jnp.nan, logits)", ORDER)
 plant("the sink scaled", FORWARD, START,
       "start = SoftmaxState.start(None if sink is None else sink * x.scale.astype(sink.dtype),", ORDER)
 plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sink, plan.dtype)\n            "
@@ -162,7 +162,7 @@ plant("a backward pass that makes its own logits", BACKWARD,
 
 # Derivatives.
 
-DLSE = "dlse - jnp.sum(dout * found.out, 1)"
+DLSE = "dlse - jnp.sum(dout * residuals.out, 1)"
 plant("a sign: plus ⟨dout, out⟩", BACKWARD, DLSE, DLSE.replace("-", "+"), SECOND)
 plant("a dropped cotangent of lse", BACKWARD, DLSE, DLSE.replace("dlse ", ""), OF_LSE)
 plant("a missing scale in dq", BACKWARD, 'None if fields["q"] is None else dq * scale',
@@ -174,12 +174,12 @@ plant("no dropout in the cotangent of v", BACKWARD, "w.at_finite_values(w.drop(p
       "w.at_finite_values(p @ dout)", DROPS)
 plant("no dropout in the tangent of v", TANGENT, "transposed_dot(w.at_finite_values(tile_dot.v), w.drop(p))",
       "transposed_dot(w.at_finite_values(tile_dot.v), p)", DROPS)
-plant("no cotangent of the sink", BACKWARD, "dsink = found.sink_weight(plan) * g", "dsink = 0 * g", SECOND)
-plant("a sign in the cotangent of the sink", BACKWARD, "dsink = found.sink_weight(plan) * g",
-      "dsink = -found.sink_weight(plan) * g", SECOND)
-plant("no tangent of the sink", TANGENT, "lse_dot += found.sink_weight(plan) * per_query(plan, x_dot.sink)",
+plant("no cotangent of the sink", BACKWARD, "dsink = residuals.sink_weight(plan) * g", "dsink = 0 * g", SECOND)
+plant("a sign in the cotangent of the sink", BACKWARD, "dsink = residuals.sink_weight(plan) * g",
+      "dsink = -residuals.sink_weight(plan) * g", SECOND)
+plant("no tangent of the sink", TANGENT, "lse_dot += residuals.sink_weight(plan) * per_query(plan, x_dot.sink)",
       "lse_dot += 0", SECOND)
-plant("a sign in the tangent of out", TANGENT, "a - lse_dot[:, None] * found.out", "a + lse_dot[:, None] * found.out",
+plant("a sign in the tangent of out", TANGENT, "a - lse_dot[:, None] * residuals.out", "a + lse_dot[:, None] * residuals.out",
       SECOND)
 plant("weights of the backward pass that do not sum to one", TANGENT, "below(logits, self.m) - self.log_sum)",
       "below(logits, self.m))", SECOND)
@@ -244,8 +244,8 @@ plant("PARTIAL taken for FULL", ALGEBRA, "xp.where(some, np.int32(PARTIAL),", "x
 plant("rows of q for those of k in segments", BY_ROW, 'return ["q", "k"]', 'return ["k", "q"]', ANY_ROWS)
 plant("leaf axes of two masks exchanged", ALGEBRA, "return self.a.leaf_axes() + self.b.leaf_axes()",
       "return self.b.leaf_axes() + self.a.leaf_axes()", ANY_ROWS)
-plant("rows of q along the axis of k, transposed", ALGEBRA, "jnp.expand_dims(cut_q(x, 0), 1 - down)",
-      "jnp.expand_dims(cut_q(x, 0), 1)", ANY_ROWS)
+plant("rows of q along the axis of k, transposed", ALGEBRA, "jnp.expand_dims(q.cut(x, 0), 1 - down)",
+      "jnp.expand_dims(q.cut(x, 0), 1)", ANY_ROWS)
 plant("a dense mask not transposed", ALGEBRA, "return x.T if transposed else x", "return x", ANY_ROWS)
 
 # Scores.

@@ -84,7 +84,7 @@ def test_many_tiles_are_drawn_together_and_still_counted():
     assert len(page[0]) == 30
     assert page[0][0] == "▒"
     assert page[29] == "█" * 29 + "▒"
-    assert f"all allowed: {90 * 91 // 2}" in page[-1] or f"all allowed: {90 * 91 // 2}" in " ".join(page[-2:])
+    assert f"full: {90 * 91 // 2}" in page[-1] or f"full: {90 * 91 // 2}" in " ".join(page[-2:])
 
 
 @pytest.mark.parametrize("kind", ["svg", "html"])

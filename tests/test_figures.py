@@ -166,9 +166,9 @@ def test_tiles_lie_where_they_belong_and_are_counted():
     hatched = {place for place, p in drawn.items() if p.get_hatch()}
     assert hatched == {(0, 1), (0, 2), (1, 2)}, "what is not visited is told without colour"
     assert [t.get_text() for t in ax.get_legend().get_texts()] == [
-        "all allowed: 1 of 6",
-        "some allowed: 2 of 6",
-        "not visited: 3 of 6",
+        "full: 1 of 6",
+        "partial: 2 of 6",
+        "empty: 3 of 6",
     ]
     np.testing.assert_array_equal(np.ma.filled(ax.images[0].get_array(), np.nan), values)
     low, high = ax.images[0].get_clim()

@@ -14,7 +14,7 @@ from jax.test_util import check_grads
 
 import jattn
 from jattn import masks, reference, scores
-from jattn.engine.batching import primitive
+from jattn.engine import batching
 from jattn.engine.forward import Forward
 
 TABLE, DISTANCES = normal(8, seed=3), normal(7, seed=4)
@@ -225,10 +225,10 @@ def test_functions_compose_with_scores():
 def compiled(call, *args):
     """How many programs calls of the engine compile."""
     call(*args[:1])
-    before = primitive._compiled._cache_size()
+    before = batching.primitive._compiled._cache_size()
     for a in args[1:]:
         call(a)
-    return primitive._compiled._cache_size() - before
+    return batching.primitive._compiled._cache_size() - before
 
 
 @pytest.mark.structure

@@ -10,7 +10,7 @@ from _oracles import definition, derivatives, inputs, ours, weigh
 
 import jattn
 from jattn import masks, reference
-from jattn.engine.batching import primitive
+from jattn.engine import batching
 
 T, S = 37, 41
 TILE = (16, 16)
@@ -126,12 +126,12 @@ def test_eager_calls_are_compiled_once():
 
     def both(x):
         jax.block_until_ready((f(**x), jax.grad(lambda x: f(**x).sum())(x)))
-        return primitive._compiled._cache_size()
+        return batching.primitive._compiled._cache_size()
 
     first = both(arguments())
     assert both({n: a + 1 for n, a in arguments().items()}) == first
     f(**arguments(D=7))
-    assert primitive._compiled._cache_size() > first  # another shape is seen
+    assert batching.primitive._compiled._cache_size() > first  # another shape is seen
 
 
 def test_twice_the_same_is_bitwise_the_same():

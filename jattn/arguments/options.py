@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, masks, scores
-from jattn._types import ScoreModifier
 from jattn.masks import Mask
 
 
@@ -150,17 +149,23 @@ def mask_value(caller: str, mask: Any, remedy: str) -> Mask:
     return mask
 
 
-def position_dependents(caller: str, mask: Mask | None, score: ScoreModifier | None, dtype: Any) -> tuple[str, ...]:
+def position_dependents(caller: str, mask: Mask | None, score: Any, dtype: Any) -> tuple[str, ...]:
     """Which of the two arguments compare positions of q and k; refuses a score modifier that is none."""
-    names = [] if mask is None or not mask.looks_at_positions else ["mask"]
-    if score is None:
-        return tuple(names)
-    looks = score.looks_at_positions if isinstance(score, scores.Score) else _uses_positions(caller, score, dtype)
-    return (*names, "score") if looks else tuple(names)
+    dependent = {"mask": mask is not None and mask.looks_at_positions}
+    if isinstance(score, scores.Score):
+        dependent["score"] = score.looks_at_positions
+    elif score is not None:
+        dependent["score"] = _uses_positions(_score_jaxpr(caller, score, dtype))
+    return tuple(name for name, compares in dependent.items() if compares)
 
 
-def _uses_positions(caller: str, score: Any, dtype: Any) -> bool:
-    """Whether a score modifier makes use of either position, read off its jaxpr."""
+def validate_score(caller: str, score: Any, dtype: Any) -> None:
+    """Refuses what is not a function of three scalars that returns one."""
+    if not isinstance(score, scores.Score):
+        _score_jaxpr(caller, score, dtype)
+
+
+def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
     _errors.takes(caller, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
@@ -169,5 +174,10 @@ def _uses_positions(caller: str, score: Any, dtype: Any) -> bool:
     if len(out) != 1 or out[0].shape != () or not jnp.issubdtype(out[0].dtype, jnp.floating):
         got = " and ".join(f"{o.dtype}{list(o.shape)}" for o in out) or "nothing"
         _errors.fail(TypeError, caller, "score must return one real scalar", remedy, score=f"returning {got}")
+    return jaxpr
+
+
+def _uses_positions(jaxpr: Any) -> bool:
+    """Whether either position is an input of an equation, or an output."""
     used = {id(v) for e in jaxpr.jaxpr.eqns for v in e.invars} | {id(v) for v in jaxpr.jaxpr.outvars}
     return any(id(v) in used for v in jaxpr.jaxpr.invars[1:])

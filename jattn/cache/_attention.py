@@ -210,7 +210,7 @@ def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | 
         x.mask.validate(caller, T, cache.capacity, True)
     closed = None
     if score is not None:
-        options.position_dependents(caller, None, score, x.scale.dtype)
+        options.validate_score(caller, score, x.scale.dtype)
         closed, captured = hoist_closure(score, x.scale.dtype)
         x = x._replace(captured=captured)
     wrong = jnp.broadcast_to(cache.full[:, None], (B, T))

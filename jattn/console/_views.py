@@ -246,13 +246,14 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
     """Which tiles of queries and keys a mask visits, a character each, and how many of each kind there are.
 
     Args:
-      block_states: [I, J], for each tile 0: not visited; 1: some of its pairs are allowed; 2: all are.
+      block_states: [I, J], for each tile 0 (EMPTY): not visited; 1 (PARTIAL): some of its pairs are allowed;
+        2 (FULL): all are.
       title: a line above.
       width: the columns of the terminal; where the tiles are more, squares of tiles are drawn as one, which is
         visited if one of its tiles is, and whole if all are.
 
     Returns:
-      A rich Group: █ all allowed, ▒ some allowed, · not visited.
+      A rich Group: █ FULL, ▒ PARTIAL, · EMPTY.
 
     Raises:
       ValueError: `block_states` has other axes or holds something else.
@@ -263,7 +264,7 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
       >>> Console(width=60).print(console.tiles([[1, 0], [2, 1]]))
       ▒·
       █▒
-      █ all allowed: 1, ▒ some allowed: 2, · not visited: 1
+      █ full: 1, ▒ partial: 2, · empty: 1
     """
     v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
     if not np.isin(v, (EMPTY, PARTIAL, FULL)).all():
@@ -273,8 +274,7 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
     squares = [[v[i : i + n, j : j + n] for j in range(0, v.shape[1], n)] for i in range(0, len(v), n)]
     drawn = ["".join("█" if (s == FULL).all() else "▒" if (s != EMPTY).any() else "·" for s in row) for row in squares]
     foot = ", ".join(
-        f"{sign} {words}: {c}"
-        for sign, words, c in zip("█▒·", ("all allowed", "some allowed", "not visited"), counts, strict=True)
+        f"{sign} {words}: {c}" for sign, words, c in zip("█▒·", ("full", "partial", "empty"), counts, strict=True)
     )
     if n > 1:
         foot += f"; a character is {n} × {n} tiles"

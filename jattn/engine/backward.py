@@ -35,17 +35,17 @@ class Backward(DerivativePass):
         return 2
 
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
-        plan, found = self.plan, self.residuals(xs)
+        plan, residuals = self.plan, self.residuals(xs)
         dout, dlse = xs[self.nonlinear_operands :]
-        dout = jnp.where(found.nonempty[:, None], dout, 0)
-        g = jnp.where(found.nonempty, dlse - jnp.sum(dout * found.out, 1), 0)
+        dout = jnp.where(residuals.nonempty[:, None], dout, 0)
+        g = jnp.where(residuals.nonempty, dlse - jnp.sum(dout * residuals.out, 1), 0)
         dout_padded, g_padded = plan.pad_rows(dout), plan.pad_rows(g)
         leaves = [xs[i] for i in self.argnums]
         active = select_active(self.tree, self.argnums, leaves)
 
         def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
             cts = (tiles.cut_rows(a, i, plan.q_tile) for a in (dout_padded, g_padded))
-            return jax.tree.leaves(backward_tile(plan, Recomputed.of(plan, found, i, j, masked), active, *cts))
+            return jax.tree.leaves(backward_tile(plan, Recomputed.of(plan, residuals, i, j, masked), active, *cts))
 
         tiled = pad(plan, active)._replace(sink=None, dropout=None)
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), tiled._replace(captured=()))
@@ -55,10 +55,10 @@ class Backward(DerivativePass):
             jax.tree.map(lambda z, role: None if z is None else role, zeros, roles, is_leaf=lambda z: z is None)
         )
         flat, form = jax.tree.flatten(zeros)
-        sums = total(schedule(plan, found.x), tile, flat, flat_roles) if flat else []
+        sums = total(schedule(plan, residuals.x), tile, flat, flat_roles) if flat else []
         cotangents: Operands = jax.tree.unflatten(form, sums)
         if active.sink is not None:
-            dsink = found.sink_weight(plan) * g
+            dsink = residuals.sink_weight(plan) * g
             dsink = dsink if active.sink.shape == (plan.T,) else dsink.sum().reshape(active.sink.shape)
             cotangents = cotangents._replace(sink=dsink)
         # Without the rows that pad, and rounded once.

@@ -95,10 +95,12 @@ class Recomputed(NamedTuple):
     v_nonfinite: jax.Array | None
 
     @classmethod
-    def of(cls, plan: Plan, found: Residuals, i: Any, j: Any, masked: bool) -> "Recomputed":
-        tile = tiles.cut(plan, found.x, i, j, transposed=True)
+    def of(cls, plan: Plan, residuals: Residuals, i: Any, j: Any, masked: bool) -> "Recomputed":
+        tile = tiles.cut(plan, residuals.x, i, j, transposed=True)
         allowed = tiles.tile_mask(plan, tile) if masked else None
-        m, log_sum = (tiles.cut_rows(a, i, plan.q_tile)[None, :] for a in (found.m_padded, found.log_sum_padded))
+        m, log_sum = (
+            tiles.cut_rows(a, i, plan.q_tile)[None, :] for a in (residuals.m_padded, residuals.log_sum_padded)
+        )
         v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked else (tile.v, None)
         return cls(tile, allowed, m, log_sum, tiles.dropout_factors(plan, tile, transposed=True), v, v_nonfinite)
 
@@ -120,20 +122,22 @@ LOGIT_INPUTS = ("q", "k", "bias", "scale", "captured")
 
 def active_fields(active: Operands | Tile, tile: Tile) -> dict[str, Any]:
     """The fields of a tile that the logits depend on, with None for each leaf that is not active."""
-    return {
-        name: jax.tree.map(lambda a, x: None if a is None else x, getattr(active, name), getattr(tile, name),
-                           is_leaf=_is_none)
-        for name in LOGIT_INPUTS
-    }  # fmt: skip
+
+    def keep(a: Any, x: Any) -> Any:
+        return None if a is None else x
+
+    pairs = {name: (getattr(active, name), getattr(tile, name)) for name in LOGIT_INPUTS}
+    return {name: jax.tree.map(keep, a, x, is_leaf=_is_none) for name, (a, x) in pairs.items()}
 
 
 def merge_active(tile: Tile, active: dict[str, Any]) -> Tile:
     """The tile with its active leaves replaced."""
-    merged = {
-        name: jax.tree.map(lambda a, x: x if a is None else a, fields, getattr(tile, name), is_leaf=_is_none)
-        for name, fields in active.items()
-    }
-    return tile._replace(**merged)
+
+    def merge(a: Any, x: Any) -> Any:
+        return x if a is None else a
+
+    pairs = {name: (a, getattr(tile, name)) for name, a in active.items()}
+    return tile._replace(**{name: jax.tree.map(merge, a, x, is_leaf=_is_none) for name, (a, x) in pairs.items()})
 
 
 def _is_none(x: Any) -> bool:
@@ -154,20 +158,20 @@ class Tangent(DerivativePass):
         return len(self.argnums)
 
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
-        plan, found = self.plan, self.residuals(xs)
+        plan, residuals = self.plan, self.residuals(xs)
         x_dot = pad(plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
 
         def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
             tile_dot = tiles.cut(plan, x_dot, i, j, transposed=True)
-            return tangent_tile(plan, Recomputed.of(plan, found, i, j, masked), tile_dot)
+            return tangent_tile(plan, Recomputed.of(plan, residuals, i, j, masked), tile_dot)
 
-        zeros = [jnp.zeros((plan.q_rows, *tail), plan.dtype) for tail in (found.out.shape[1:], ())]
-        a, lse_dot = (y[: plan.T] for y in total(schedule(plan, found.x), tile, zeros, ["dq", "q"]))
+        zeros = [jnp.zeros((plan.q_rows, *tail), plan.dtype) for tail in (residuals.out.shape[1:], ())]
+        a, lse_dot = (y[: plan.T] for y in total(schedule(plan, residuals.x), tile, zeros, ["dq", "q"]))
         if x_dot.sink is not None:
-            lse_dot += found.sink_weight(plan) * per_query(plan, x_dot.sink)
+            lse_dot += residuals.sink_weight(plan) * per_query(plan, x_dot.sink)
         return [
-            jnp.where(found.nonempty[:, None], a - lse_dot[:, None] * found.out, 0),
-            jnp.where(found.nonempty, lse_dot, 0),
+            jnp.where(residuals.nonempty[:, None], a - lse_dot[:, None] * residuals.out, 0),
+            jnp.where(residuals.nonempty, lse_dot, 0),
         ]
 
 

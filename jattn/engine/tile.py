@@ -97,7 +97,9 @@ def logits(plan: Plan, tile: Tile, allowed: jax.Array | None, *, transposed: boo
     return tile_logits(plan, tile, products(q, k, tile.scale, transposed=transposed), allowed, transposed=transposed)
 
 
-def tile_logits(plan: Plan, tile: Tile, found: jax.Array, allowed: jax.Array | None, *, transposed: bool) -> jax.Array:
+def tile_logits(
+    plan: Plan, tile: Tile, products: jax.Array, allowed: jax.Array | None, *, transposed: bool
+) -> jax.Array:
     """The logits of a tile, from its products."""
     assert tile.q_axis is not None
     assert tile.k_axis is not None
@@ -107,7 +109,7 @@ def tile_logits(plan: Plan, tile: Tile, found: jax.Array, allowed: jax.Array | N
         nonfinite = k_bad[:, None] | q_bad[None, :] if transposed else q_bad[:, None] | k_bad[None, :]
     score = None if plan.score is None else partial(plan.score, tile.captured)
     positions = tile.q_axis.positions, tile.k_axis.positions
-    return logits_from_products(found, score, tile.bias, allowed, nonfinite, *positions)
+    return logits_from_products(products, score, tile.bias, allowed, nonfinite, *positions)
 
 
 def logits_from_products(
@@ -132,14 +134,14 @@ def logits_from_products(
       nonfinite: the pairs whose query or key holds a NaN or an infinity; looked at where a mask is.
       q_positions: along the axis of the queries; k_positions: along that of the keys.
     """
-    found = products
+    logits = products
     if score is not None:
-        found = score(found if allowed is None else jnp.where(allowed, found, 0), q_positions, k_positions)
+        logits = score(logits if allowed is None else jnp.where(allowed, logits, 0), q_positions, k_positions)
     if bias is not None:
-        found = found + (bias if allowed is None else jnp.where(allowed, bias, 0))
+        logits = logits + (bias if allowed is None else jnp.where(allowed, bias, 0))
     if allowed is None:
-        return found
-    return jnp.where(allowed, jnp.where(nonfinite, jnp.nan, found), -jnp.inf)
+        return logits
+    return jnp.where(allowed, jnp.where(nonfinite, jnp.nan, logits), -jnp.inf)
 
 
 def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.Array | None:

@@ -215,7 +215,7 @@ def tiles(
       >>> from jattn import figures
       >>> figure = figures.tiles([[1, 0], [2, 1]], shape=(128, 128))
       >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-      ['all allowed: 1 of 4', 'some allowed: 2 of 4', 'not visited: 1 of 4']
+      ['full: 1 of 4', 'partial: 2 of 4', 'empty: 1 of 4']
     """
     v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
     if not np.isin(v, (EMPTY, PARTIAL, FULL)).all():
@@ -245,9 +245,9 @@ def tiles(
         if not plain:
             figure.colorbar(picture, ax=ax, label="what the score adds", shrink=0.8)
     looks = {
-        2: ("#1f4e79", None, "all allowed"),
-        PARTIAL: ("#2f6da4", "..", "some allowed"),
-        EMPTY: ("0.45", "xx", "not visited"),
+        2: ("#1f4e79", None, "full"),
+        PARTIAL: ("#2f6da4", "..", "partial"),
+        EMPTY: ("0.45", "xx", "empty"),
     }
     for state, (colour, hatch, words) in looks.items():
         found = np.argwhere(v == state)
