@@ -179,8 +179,8 @@ plant("a sign in the cotangent of the sink", BACKWARD, "dsink = residuals.sink_w
       "dsink = -residuals.sink_weight(plan) * g", SECOND)
 plant("no tangent of the sink", TANGENT, "lse_dot += residuals.sink_weight(plan) * per_query(plan, x_dot.sink)",
       "lse_dot += 0", SECOND)
-plant("a sign in the tangent of out", TANGENT, "a - lse_dot[:, None] * residuals.out", "a + lse_dot[:, None] * residuals.out",
-      SECOND)
+plant("a sign in the tangent of out", TANGENT, "a - lse_dot[:, None] * residuals.out",
+      "a + lse_dot[:, None] * residuals.out", SECOND)
 plant("weights of the backward pass that do not sum to one", TANGENT, "below(logits, self.m) - self.log_sum)",
       "below(logits, self.m))", SECOND)
 plant("a tangent of v that passes a NaN which is hidden", TANGENT, "jnp.where(self.v_nonfinite[:, None], 0, dv)", "dv",
