@@ -26,7 +26,7 @@ def learned(table):
     return lambda score, t, s: score + table[jnp.abs(t - s) % 7]
 
 
-# Inputs: options, and what else moves beside q, k and v.
+# Inputs: options, and what is differentiated beside q, k and v.
 CASES = {
     "nothing": {},
     "causal": {"mask": masks.causal(), "S": T},
@@ -55,26 +55,26 @@ CASES = {
     "scale": {"scale": np.float64(0.3)},
     "dropout": {"dropout_rate": 0.3, "dropout_key": np.array([0, 1], np.uint32)},
 }
-MOVE = {"bias", "sink", "scale", "table"}
+ACTIVE = {"bias", "sink", "scale", "table"}
 
 
 def split(name):
-    """What moves and what stays."""
+    """The active inputs, and the others."""
     given = {n: o for n, o in CASES[name].items() if n != "S"}
-    moves = dict(zip("qkv", qkv(T=T, S=CASES[name].get("S", S)), strict=True))
-    moves |= {n: o for n, o in given.items() if n in MOVE}
-    moves = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), moves)
-    return moves, {n: o for n, o in given.items() if n not in MOVE}
+    active = dict(zip("qkv", qkv(T=T, S=CASES[name].get("S", S)), strict=True))
+    active |= {n: o for n, o in given.items() if n in ACTIVE}
+    active = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), active)
+    return active, {n: o for n, o in given.items() if n not in ACTIVE}
 
 
-def in_tiles(x, stays):
-    score = stays.get("score")
-    options = {n: a for n, a in x.items() if n != "table"} | stays
+def in_tiles(x, constant):
+    score = constant.get("score")
+    options = {n: a for n, a in x.items() if n != "table"} | constant
     options["score"] = score(x["table"]) if "table" in x else score
     return jattn.attention(return_lse=True, tile=TILE, **options)
 
 
-def dense(x, stays):
+def dense(x, constant):
     return reference.attention(x["q"], x["k"], x["v"])
 
 
@@ -96,19 +96,19 @@ TRANSFORMS = {
 }
 
 
-def large(transform, f, x, stays, allowed=()):
+def large(transform, f, x, constant, allowed=()):
     """The arrays of many entries that a transform forms."""
-    jaxpr = jax.make_jaxpr(lambda x, stays: transform(lambda x: f(x, stays), x))(x, stays)
+    jaxpr = jax.make_jaxpr(lambda x, constant: transform(lambda x: f(x, constant), x))(x, constant)
     return {a for a in formed(jaxpr.jaxpr) if math.prod(a.shape) > FEW and a.shape not in allowed}
 
 
 def assert_none_formed(name, transforms):
-    x, stays = split(name)
-    fixed = {n: o for n, o in stays.items() if n in ("score", "dropout_rate") or isinstance(o, masks.Mask)}
-    stays = {n: o for n, o in stays.items() if n not in fixed}
+    x, constant = split(name)
+    fixed = {n: o for n, o in constant.items() if n in ("score", "dropout_rate") or isinstance(o, masks.Mask)}
+    constant = {n: o for n, o in constant.items() if n not in fixed}
     allowed = WHOLE if name in ("bias", "dense") else ()  # the caller's own
     for transform in transforms:
-        found = large(TRANSFORMS[transform], lambda x, stays: in_tiles(x, stays | fixed), x, stays, allowed)
+        found = large(TRANSFORMS[transform], lambda x, constant: in_tiles(x, constant | fixed), x, constant, allowed)
         assert not found, transform
 
 

@@ -37,9 +37,9 @@ SCORES = {
 }
 
 
-def case(*moves, rows=(T, S), score=None, traced=(), fixed=(), tile=(16, 16), bias=None):
-    """What moves beside q, k and v; (T, S); options that are arguments of the program, and options that are not."""
-    return {"q", "k", "v", *moves}, rows, bias or rows, score, dict(traced), {"tile": tile, **dict(fixed)}
+def case(*active, rows=(T, S), score=None, traced=(), fixed=(), tile=(16, 16), bias=None):
+    """What is active beside q, k and v; (T, S); options that are arguments of the program, and options that are not."""
+    return {"q", "k", "v", *active}, rows, bias or rows, score, dict(traced), {"tile": tile, **dict(fixed)}
 
 
 CASES = {
@@ -74,27 +74,27 @@ CASES = {
 }
 
 
-def movers(name):
-    """What moves in a case; and where something does not, the value that leaves attention as it is."""
-    moves, (T, S), of_bias, *_ = CASES[name]
+def active_inputs(name):
+    """The active inputs of a case; and for what is not active, the value that leaves attention as it is."""
+    active, (T, S), of_bias, *_ = CASES[name]
     x = dict(zip("qkv", qkv(T=T, S=S), strict=True))
-    x["bias"] = normal(*of_bias, seed=7) if "bias" in moves else np.zeros(of_bias)
-    x["sink"] = normal(T, seed=9) if "sink" in moves else np.full(T, -np.inf)
-    x["one sink"] = np.float64(0.6 if "one sink" in moves else -np.inf)
-    x["scale"] = np.float64(0.6 if "scale" in moves else D**-0.5)
+    x["bias"] = normal(*of_bias, seed=7) if "bias" in active else np.zeros(of_bias)
+    x["sink"] = normal(T, seed=9) if "sink" in active else np.full(T, -np.inf)
+    x["one sink"] = np.float64(0.6 if "one sink" in active else -np.inf)
+    x["scale"] = np.float64(0.6 if "scale" in active else D**-0.5)
     x["table"] = normal(7, seed=11)
     x_dot = {
-        n: normal(*a.shape, seed=30 + i) if n in moves else np.zeros(a.shape) for i, (n, a) in enumerate(x.items())
+        n: normal(*a.shape, seed=30 + i) if n in active else np.zeros(a.shape) for i, (n, a) in enumerate(x.items())
     }
     return x, x_dot
 
 
 def in_tiles(name, traced):
-    """A case as a function of what moves."""
-    moves, _, _, score, _, fixed = CASES[name]
+    """A case as a function of its active inputs."""
+    active, _, _, score, _, fixed = CASES[name]
 
     def f(x):
-        options = {n.removeprefix("one "): x[n] for n in ("bias", "sink", "one sink", "scale") if n in moves}
+        options = {n.removeprefix("one "): x[n] for n in ("bias", "sink", "one sink", "scale") if n in active}
         options["score"] = None if score is None else SCORES[score](x)
         return jattn.attention(x["q"], x["k"], x["v"], return_lse=True, **options, **fixed, **traced)
 
@@ -267,7 +267,7 @@ def assert_equal(got, want, where):
 
 
 def only(names, tree):
-    """Of every derivative by name, those of what moves."""
+    """Of every derivative by name, those of the active inputs."""
     if isinstance(tree, dict):
         return {n: only(names, a) for n, a in tree.items() if n in names}
     return tuple(only(names, a) for a in tree) if isinstance(tree, tuple) else tree
@@ -280,7 +280,7 @@ def definition(transform, score, x, x_dot, dense):
 
 def assert_as_defined(name, asked):
     """What a case is asked, in tiles and by the definition."""
-    moves, _, _, score, traced, _ = CASES[name]
+    active, _, _, score, traced, _ = CASES[name]
 
     @jax.jit
     def ours(x, x_dot, traced):
@@ -290,12 +290,12 @@ def assert_as_defined(name, asked):
         w = jax.grad(weigh, (0, 1))(*y)  # what the loss asks of out and lse
         return every, (dot(w, every["linearize"]), dot(gradient, x_dot))
 
-    x, x_dot = movers(name)
+    x, x_dot = active_inputs(name)
     dense = written_out(name)
-    got, (w_j, j_w) = ours(only(moves, x), only(moves, x_dot), traced)
+    got, (w_j, j_w) = ours(only(active, x), only(active, x_dot), traced)
     for transform in asked:
         want = definition(transform, score, x, x_dot, dense)
-        assert_equal(got[transform], only(moves, want), transform)
+        assert_equal(got[transform], only(active, want), transform)
     assert abs(w_j - j_w) <= EXACT * abs(w_j), "the pairing ⟨w, Jv⟩ = ⟨Jᵀw, v⟩"
 
 
@@ -315,10 +315,10 @@ def test_of_every_case_every_transform_is_that_of_the_definition(name):
 
 def ingredients(name):
     """What a case is made of beside q, k and v."""
-    moves, _, of_bias, score, traced, fixed = CASES[name]
+    active, _, of_bias, score, traced, fixed = CASES[name]
     given = fixed | traced
-    yield from moves - {"q", "k", "v", "bias"}
-    yield from {("bias", of_bias[0])} if "bias" in moves else ()
+    yield from active - {"q", "k", "v", "bias"}
+    yield from {("bias", of_bias[0])} if "bias" in active else ()
     yield from given.keys() & {"dropout_key", "q_positions"}
     kind = "dense" if isinstance(given.get("mask"), np.ndarray) else "of values"
     when = "traced" if "mask" in traced or ("mask" in fixed and "q_positions" in traced) else "known"
@@ -354,7 +354,7 @@ def test_what_differs_by_a_billionth_is_seen():
 @pytest.mark.usefixtures("x64")
 def test_every_second_derivative_of_a_scan_that_attends():
     """Reverse over reverse too: each step's rule must outlive the scan's own taking apart."""
-    x, x_dot = (only("qkv", a) for a in movers("nothing"))
+    x, x_dot = (only("qkv", a) for a in active_inputs("nothing"))
 
     def orders(f):
         g = scanned(f)
@@ -399,8 +399,8 @@ def test_over_some_arguments_and_any_axis(name):
         return reference.attention(q, k, v, mask=jnp.arange(S, dtype=jnp.int32)[None, :] < n, **options)
 
     def every(f, x, lengths):
-        moves = {n: a for n, a in axes.items() if n != "mask"}
-        over = (moves, axes["mask"])
+        active = {n: a for n, a in axes.items() if n != "mask"}
+        over = (active, axes["mask"])
         each = lambda x, n: (f(x, n), jax.grad(lambda x: weigh(*f(x, n)))(x))  # noqa: E731
         summed = lambda x: weigh(*jax.vmap(f, over, (0, 1))(x, lengths))  # noqa: E731
         hvp = jax.jvp(jax.grad(summed), (x,), (jax.tree.map(jnp.cos, x),))
