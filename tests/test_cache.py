@@ -290,7 +290,7 @@ def test_narrow_numbers_are_made_wide_some_at_a_time_and_the_last_may_overlap(dt
 # Positions.
 
 
-def turned(x, positions):
+def rotated(x, positions):
     """A rotary embedding of one pair of numbers in each vector; positions [B, T]."""
     angle = positions[:, None].astype(np.float64) * 0.7
     a, b = x[..., 0], x[..., 1]
@@ -305,14 +305,14 @@ def test_rotary_and_masks_are_right_after_the_buffer_wraps(kind):
         q, k, v = sequences(np.float64)
         at = np.broadcast_to(np.arange(LONGEST), (B, LONGEST))
         even = masks.causal() & masks.window(left=2)
-        turn = jax.jit(turned)
-        want = whole(*(np.asarray(turn(x, at)) for x in (q, k)), v, mask_of(kind) & even)[0]
+        rope = jax.jit(rotated)
+        want = whole(*(np.asarray(rope(x, at)) for x in (q, k)), v, mask_of(kind) & even)[0]
 
         @jax.jit
         def one(c, q, k, v):
             at = cache.next_positions(c, 1)
-            c = cache.append(c, turned(k, at), v)
-            return c, cache.attention(turned(q, at), c, mask=even)
+            c = cache.append(c, rotated(k, at), v)
+            return c, cache.attention(rotated(q, at), c, mask=even)
 
         c = empty(np.float64)[kind]
         for t in range(LONGEST):

@@ -14,7 +14,7 @@ from jattn.positions import rotary
 
 T, S, E, C, H, HKV, D, DV = 13, 17, 11, 7, 6, 3, 4, 5
 CAUSAL = np.tril(np.ones((T, T), bool))
-attention, turned = jax.jit(reference.attention), jax.jit(rotary, static_argnames="base")
+attention, rotated = jax.jit(reference.attention), jax.jit(rotary, static_argnames="base")
 causal = jax.jit(partial(heads.multi_head, mask=masks.causal()))
 
 
@@ -32,7 +32,7 @@ def drawn(seed=0, **options):
     }
 
 
-def by_reference(params, x, context=None, turn=lambda x: x, each=lambda h: {}, **options):
+def by_reference(params, x, context=None, rope=lambda x: x, per_head=lambda h: {}, **options):
     """Attention of every head, one by one, in NumPy and the dense reference."""
     context, p = x if context is None else context, params
     group = p["q"].shape[1] // p["k"].shape[1]
@@ -49,7 +49,7 @@ def by_reference(params, x, context=None, turn=lambda x: x, each=lambda h: {}, *
             q, k = unit(q) * D**0.5 * p["q_norm"], unit(k) * D**0.5 * p["k_norm"]
         if "temperature" in p:
             q, k, options = unit(q) * p["temperature"][h], unit(k), {"scale": 1.0} | options
-        out = np.asarray(attention(turn(q), turn(k), v, **options, **each(h))[0])
+        out = np.asarray(attention(rope(q), rope(k), v, **options, **per_head(h))[0])
         if "head_scale" in p:
             out = out * p["head_scale"][h]
         if "gate" in p:
@@ -96,10 +96,10 @@ def test_cross_attention_asks_a_context_of_another_width():
 def test_turning_comes_after_the_norm_and_sees_the_positions_of_each_side():
     params, x, context = drawn(qk_norm="rms"), normal(T, E, seed=50), normal(S, E, seed=51)
     stand, there = np.arange(T, dtype=np.int32) + 4, np.arange(S, dtype=np.int32)
-    turn = lambda x: np.asarray(turned(x, stand if len(x) == T else there, base=50.0))  # noqa: E731
+    rope = lambda x: np.asarray(rotated(x, stand if len(x) == T else there, base=50.0))  # noqa: E731
     block = jax.jit(partial(heads.multi_head, rope=partial(rotary, base=50.0), mask=masks.causal()))
     got = block(params, x, context, q_positions=stand, k_positions=there)
-    want = by_reference(params, x, context, turn, mask=stand[:, None] >= there[None])
+    want = by_reference(params, x, context, rope, mask=stand[:, None] >= there[None])
     assert_close(got, want, ulps=64)
     # the distance alone matters, so that positions of self-attention may begin anywhere
     alone = jax.jit(partial(heads.multi_head, rope=rotary))
@@ -118,7 +118,7 @@ def test_each_head_has_its_own_sink_bias_and_score():
 
     got = causal(params, x, per_head={"sink": sinks, "bias": biases, "score": Partial(far, slopes)})
     own = lambda h: {"sink": sinks[h], "bias": biases[h], "score": Partial(far, slopes[h])}  # noqa: E731
-    assert_close(got, by_reference(params, x, each=own, mask=CAUSAL), ulps=64)
+    assert_close(got, by_reference(params, x, per_head=own, mask=CAUSAL), ulps=64)
 
 
 @pytest.mark.structure
@@ -204,8 +204,8 @@ def test_latent_attention_expanded_is_absorbed_and_both_are_the_definition(q_ran
                 q_rank=q_rank, initializer=jax.nn.initializers.zeros)  # fmt: skip
     p = {name: normal(*w.shape, seed=i) * 0.3 + np.asarray(w, np.float64) for i, (name, w) in enumerate(made.items())}
     x, stand, by = normal(T, E, seed=50), np.arange(T, dtype=np.int32) + 5, normal(T, E, seed=51)
-    turn, options = partial(rotary, base=30.0), {"mask": masks.causal(), "per_head": {"sink": normal(H, seed=9)}}
-    forms = [partial(f, positions=stand, rope=turn, **options) for f in (heads.latent_expanded, heads.latent_absorbed)]
+    rope, options = partial(rotary, base=30.0), {"mask": masks.causal(), "per_head": {"sink": normal(H, seed=9)}}
+    forms = [partial(f, positions=stand, rope=rope, **options) for f in (heads.latent_expanded, heads.latent_absorbed)]
 
     def loss(p, x, f):
         out = f(p, x)
@@ -214,19 +214,19 @@ def test_latent_attention_expanded_is_absorbed_and_both_are_the_definition(q_ran
     grad = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), static_argnums=2)
     ((value, out), slopes), ((other, _), others) = (grad(p, x, f) for f in forms)
     assert_close((value, slopes), (other, others), ulps=2048)
-    turn = partial(turned, base=30.0)
+    rope = partial(rotated, base=30.0)
 
     def rms(x, weight):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
 
-    latent, k_turned = rms(x @ p["kv_down"], p["kv_norm"]), turn(x @ p["k_rope"], stand)
+    latent, k_rotated = rms(x @ p["kv_down"], p["kv_norm"]), rope(x @ p["k_rope"], stand)
     asked = rms(x @ p["q_down"], p["q_latent_norm"]) if q_rank else x
     total = 0
     for h in range(H):
         q = asked @ p["q"][:, h]
-        q = np.concatenate([q[:, :D], turn(q[:, D:], stand)], 1)
-        k = np.concatenate([latent @ p["k"][:, h], k_turned], 1)
-        sink = options["each"]["sink"][h]
+        q = np.concatenate([q[:, :D], rope(q[:, D:], stand)], 1)
+        k = np.concatenate([latent @ p["k"][:, h], k_rotated], 1)
+        sink = options["per_head"]["sink"][h]
         total = total + attention(q, k, latent @ p["v"][:, h], mask=CAUSAL, sink=sink)[0] @ p["out"][h]
     assert_close(out, total, ulps=256)
 
