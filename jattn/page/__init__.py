@@ -62,7 +62,7 @@ def weights(
     Example:
       >>> from jattn import page
       >>> page.weights([[0.7, 0.3]], ["bank"], ["river", "money"]).kind
-      'attention'
+      'weights'
     """
     caller = "weights"
     w = _picture_inputs.numbers(caller, "weights", weights, (None, None), "[T, S]", finite=False)
@@ -81,7 +81,7 @@ def weights(
     for name, (x, shape, axes) in shapes.items():
         held[name] = None if x is None else _picture_inputs.numbers(caller, name, x, shape, axes, finite=False)
     held["scale"] = _scale(scale, 1 if held["keys"] is None else held["keys"].shape[1])
-    return Part("attention", held)
+    return Part("weights", held)
 
 
 def heads(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Part:
@@ -222,7 +222,7 @@ def html(title: str, *parts: Part, note: str = "") -> str:
             got = {"parts": f"of type {type(part).__name__}"}
             remedy = "Make each with page.weights, page.heads or page.run."
             _errors.fail(TypeError, "html", "parts must be parts of a page", remedy, **got)
-    for kind in "heads":
+    for kind in ("weights", "heads"):
         if sum(part.kind == kind for part in parts) > 1:
             _errors.fail(ValueError, "html", f"a page shows {kind} once", "Write two pages.", parts=f"with two {kind}")
     return document(str(title), str(note), parts)

@@ -35,7 +35,7 @@ const resizes = [];
 if (runs.length) layRun();
 for (const part of given.parts) {
   if (part.kind === "run") continue;
-  const made = part.kind === "attention" ? attentionPanels(part) : headsPanels(part);
+  const made = part.kind === "weights" ? attentionPanels(part) : headsPanels(part);
   main.append(...made.map((p) => p.node));
   for (const p of made) { p.after?.(); if (p.resize) resizes.push(p.resize); }
 }

@@ -84,7 +84,7 @@ function csvOfRun(run) {
 function csvOfWeights(parts) {
   const rows = [["layer", "head", "query", "key", "query token", "key token", "weight"]];
   for (const part of parts) {
-    if (part.kind === "attention") deep(part.weights).forEach((row, t) => row.forEach((w, s) => rows.push(["", "", t, s, part.rows[t], part.columns[s], w])));
+    if (part.kind === "weights") deep(part.weights).forEach((row, t) => row.forEach((w, s) => rows.push(["", "", t, s, part.rows[t], part.columns[s], w])));
     if (part.kind !== "heads") continue;
     const [, H, T, S] = part.shape, numbers = new Float32Array(Uint8Array.from(atob(part.weights), (c) => c.charCodeAt(0)).buffer);
     numbers.forEach((w, i) => {
