@@ -39,12 +39,12 @@ batching.primitive_batchers[below_p] = _below_batched
 
 
 def nonfinite_rows(x: jax.Array) -> jax.Array:
-    """Which rows of [n, d] hold a NaN or an infinity: [n]."""
+    """Which rows of [n, d] are non-finite, with a NaN or an infinity in them: [n]."""
     return ~jnp.isfinite(x).all(1)
 
 
 def zero_nonfinite_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows [n, d] with each that holds a NaN or an infinity made zero, and which rows those are [n].
+    """Rows [n, d] with each non-finite one made zero, and which rows those are [n].
 
     A product with zero would not be enough: 0 · NaN is NaN, in a sum over keys and in its transpose alike.
     """
@@ -53,7 +53,7 @@ def zero_nonfinite_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def nan_if_nonfinite(x: jax.Array) -> jax.Array:
-    """For each row 0, or NaN where it holds a NaN or an infinity: to be added to what must not hide it."""
+    """For each row 0, or NaN where it is non-finite: to be added to what must not hide it."""
     return jnp.sum(x * 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Positions told to q and k, or added to the embeddings."""
+"""Rotary position embedding (RoPE), applied to q and k; and sinusoidal positions, added to the embeddings."""
 
 from collections.abc import Sequence
 from typing import Any
