@@ -253,7 +253,7 @@ def test_a_score_that_is_written_anew_is_not_compiled_anew(make):
 
 @pytest.mark.structure
 def test_eager_attention_with_a_score_written_anew_is_not_traced_anew(monkeypatch):
-    """Three calls trace the engine as often as one: for its program, and by some versions of JAX for its types before."""
+    """Three calls trace the engine as often as one: for its program, and in some versions of JAX for its types too."""
     q, k, v = qkv(T=T, S=T, dtype=np.float32)
     forward, traced = Forward.__call__, []
 
