@@ -12,7 +12,7 @@ from _children import environment
 pytestmark = pytest.mark.structure
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 FAST, MEMORY, WORK = "how_fast_is_attention", "how_much_memory", "how_much_work_is_skipped"
-DECODING = "how_fast_is_decoding"
+DECODING, DETERMINISM = "how_fast_is_decoding", "what_determinism_costs"
 
 # Runs benchmarks one after another, as Python runs a script: for each its arguments, what it said and its status.
 RUNS = """
@@ -37,7 +37,7 @@ for call in json.loads(sys.argv[3]):
     found.append((status, out.getvalue(), said.getvalue()))
 print(json.dumps(found))
 """
-SMALL = {FAST: ("--only", "8,8,64,64", "--rounds", 1), WORK: ("--only", "chunked"), DECODING: ()}
+SMALL = {FAST: ("--only", "8,8,64,64", "--rounds", 1), WORK: ("--only", "chunked"), DECODING: (), DETERMINISM: ()}
 
 
 def run(*command, **how):
@@ -134,7 +134,16 @@ def test_how_fast_is_decoding_writes_its_table(right):
     assert all(row["errors"][row["ours"]] < 1e-5 for row in numbers["rows"])
 
 
-@pytest.mark.parametrize("name", [FAST, MEMORY, WORK, DECODING])
+def test_what_determinism_costs_writes_its_table(right):
+    folder, (status, out, progress) = right[0] / DETERMINISM, right[1][DETERMINISM]
+    assert status == 0, progress
+    numbers, page = written(folder, DETERMINISM)
+    assert page.strip() == out.strip()
+    assert [row["call"] for row in numbers["rows"]] == ["forward", "gradient"]
+    assert all(row["milliseconds"]["by the rule"]["median"] > 0 for row in numbers["rows"])
+
+
+@pytest.mark.parametrize("name", [FAST, MEMORY, WORK, DECODING, DETERMINISM])
 def test_nothing_is_measured_where_a_result_differs(planted, name):
     folder, (status, out, said) = planted[0] / name, planted[1][name]
     assert status == 1
