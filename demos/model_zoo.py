@@ -45,9 +45,8 @@ def t5(w: dict, c: Any, x: jax.Array, layer: int, one_way: bool = False) -> jax.
 
 
 def bloom(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
-    return multi_head(
-        joined(w, c.n_head), x, mask=causal(), per_head={"score": jax.vmap(alibi)(alibi_slopes(c.n_head))}
-    )
+    own = {"score": jax.vmap(alibi)(alibi_slopes(c.n_head))}
+    return multi_head(joined(w, c.n_head), x, mask=causal(), per_head=own)
 
 
 def mpt(w: dict, c: Any, x: jax.Array, layer: int) -> jax.Array:
@@ -127,8 +126,8 @@ def deepseek_v3(w: dict, c: Any, x: jax.Array, layer: int, form: Any = latent_ex
 RECIPES = {
     "BERT": bert, "GPT-2": gpt2, "T5 encoder": t5, "T5 decoder": partial(t5, one_way=True), "BLOOM": bloom, "MPT": mpt,
     "GPT-NeoX": gpt_neox, "Llama 3": llama_3, "Mistral": mistral, "Qwen 3": qwen_3, "Gemma 2": gemma_2,
-    "Gemma 3": gemma_3, "Phi-3": phi_3, "gpt-oss": gpt_oss, "DeepSeek-V3": deepseek_v3,
-    "DeepSeek-V3 absorbed": partial(deepseek_v3, form=latent_absorbed),
+    "Gemma 3": gemma_3, "Phi-3": phi_3, "gpt-oss": gpt_oss,
+    "DeepSeek-V3": deepseek_v3, "DeepSeek-V3 absorbed": partial(deepseek_v3, form=latent_absorbed),
 }  # fmt: skip
 
 
@@ -144,8 +143,7 @@ def compute(args: argparse.Namespace) -> dict:
         raise _cli.BadInput("The models come from transformers and torch. Install them: pip install 'jattn[parity]'.")
     models = [args.model] if args.model else zoo.CONFIGS
     with jax.enable_x64(False):  # the models are float32, and so is what is claimed
-        rows = [row for model in models for row in check(model, RECIPES, args.seed)]
-    return {"limit": LIMIT, "rows": rows}
+        return {"limit": LIMIT, "rows": [row for model in models for row in check(model, RECIPES, args.seed)]}
 
 
 if __name__ == "__main__":
