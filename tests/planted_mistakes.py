@@ -108,8 +108,8 @@ plant("the queries not scaled", TILE, "scaled = q * scale", "scaled = q * (0 * s
       "one_head.py::test_the_scale_is_one_over_the_root_of_the_width_unless_given")
 plant("one over the width for a scale, not its root", ATTEND, "x.q.shape[1] ** -0.5", "1 / x.q.shape[1]",
       "one_head.py::test_the_scale_is_one_over_the_root_of_the_width_unless_given")
-plant("a bias reshaped where it should be transposed", TILE, "bias=bias.T if transposed",
-      "bias=bias.reshape(bias.shape[::-1]) if transposed", OF_LSE, SECOND)
+plant("a bias reshaped where it should be transposed", TILE, "(a.T if transposed and",
+      "(a.reshape(a.shape[::-1]) if transposed and", OF_LSE, SECOND)
 plant("a key that pads the last tile is allowed", TILE, "tile.k_axis.numbers < plan.S", "tile.k_axis.numbers <= plan.S",
       IN_TILES)
 plant("the last tile, padded, taken for full", SCHEDULE, "whole = k.first + (plan.k_tile - 1) < plan.S",

@@ -20,7 +20,7 @@ from jattn._numerics import zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import schedule
-from jattn.engine.tangent import DerivativePass, Recomputed, active_fields, merge_active, transposed_dot
+from jattn.engine.tangent import DerivativePass, Recomputed, active_fields, keep_active, merge_active, transposed_dot
 
 SUM_ROLES = Operands(q="dq", k="kd", v="kd", bias="kq", scale="")
 """Which axes the part of a cotangent has that one tile yields (`schedule`)."""
@@ -51,10 +51,8 @@ class Backward(DerivativePass):
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), tiled._replace(captured=()))
         zeros = zeros._replace(captured=jax.tree.map(jnp.zeros_like, tiled.captured))
         roles = SUM_ROLES._replace(captured=("",) * len(tiled.captured))
-        flat_roles = jax.tree.leaves(
-            jax.tree.map(lambda z, role: None if z is None else role, zeros, roles, is_leaf=lambda z: z is None)
-        )
         flat, form = jax.tree.flatten(zeros)
+        flat_roles = jax.tree.leaves(keep_active(zeros, roles))
         sums = total(schedule(plan, residuals.x), tile, flat, flat_roles) if flat else []
         cotangents: Operands = jax.tree.unflatten(form, sums)
         if active.sink is not None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jattn._numerics import below, nan_if_nonfinite, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
+from jattn.engine.batching import BatchedFunction
 from jattn.engine.plan import Operands, Plan, pad
 from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule
 from jattn.engine.tangent import Tangent
@@ -24,12 +25,24 @@ CHECKPOINT_NAMES = ("jattn_out", "jattn_max", "jattn_log_sum")
 `jax.checkpoint_policies.save_only_these_names(*jattn.CHECKPOINT_NAMES)`. out, and the two summands of lse."""
 
 
+class ReturnsPartial(BatchedFunction):
+    """A function to (out, m, log_sum). m counts as a constant, and log_sum carries the derivative of lse."""
+
+    @property
+    def constant_outputs(self) -> frozenset[int]:
+        return frozenset({1})
+
+    @property
+    def checkpoint_names(self) -> tuple[str, ...]:
+        return CHECKPOINT_NAMES
+
+
 @dataclasses.dataclass(frozen=True)
-class Forward(PlannedFunction):
+class Forward(PlannedFunction, ReturnsPartial):
     """The leaves of the operands → (out [T, Dv], m [T], log_sum [T]), in the dtype of the arithmetic.
 
     lse = m + log_sum, kept apart because beside a logit of 1e8 the logarithm of a sum is lost. A query without a key
-    has m = −inf, log_sum = 0, out = 0. m counts as a constant, and log_sum carries the derivative of lse.
+    has m = −inf, log_sum = 0, out = 0.
     """
 
     @property
@@ -39,14 +52,6 @@ class Forward(PlannedFunction):
             if fits_one_tile(self.plan, jax.tree.unflatten(self.tree, leaves)):
                 return None
         return self.plan.working_set_bytes
-
-    @property
-    def constant_outputs(self) -> frozenset[int]:
-        return frozenset({1})
-
-    @property
-    def checkpoint_names(self) -> tuple[str, ...]:
-        return CHECKPOINT_NAMES
 
     def tangent_function(self, argnums: tuple[int, ...]) -> Tangent:
         return Tangent(self.plan, self.tree, argnums)

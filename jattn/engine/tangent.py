@@ -120,28 +120,23 @@ LOGIT_INPUTS = ("q", "k", "bias", "scale", "captured")
 """The fields of a tile that its logits are differentiable functions of."""
 
 
+def keep_active(active: Any, full: Any) -> Any:
+    """`full`, with None for each leaf that is None in `active`."""
+    return jax.tree.map(lambda a, x: None if a is None else x, active, full, is_leaf=lambda a: a is None)
+
+
 def active_fields(active: Operands | Tile, tile: Tile) -> dict[str, Any]:
     """The fields of a tile that the logits depend on, with None for each leaf that is not active."""
-
-    def keep(a: Any, x: Any) -> Any:
-        return None if a is None else x
-
-    pairs = {name: (getattr(active, name), getattr(tile, name)) for name in LOGIT_INPUTS}
-    return {name: jax.tree.map(keep, a, x, is_leaf=_is_none) for name, (a, x) in pairs.items()}
+    return {name: keep_active(getattr(active, name), getattr(tile, name)) for name in LOGIT_INPUTS}
 
 
 def merge_active(tile: Tile, active: dict[str, Any]) -> Tile:
     """The tile with its active leaves replaced."""
 
     def merge(a: Any, x: Any) -> Any:
-        return x if a is None else a
+        return jax.tree.map(lambda a, x: x if a is None else a, a, x, is_leaf=lambda a: a is None)
 
-    pairs = {name: (a, getattr(tile, name)) for name, a in active.items()}
-    return tile._replace(**{name: jax.tree.map(merge, a, x, is_leaf=_is_none) for name, (a, x) in pairs.items()})
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
+    return tile._replace(**{name: merge(a, getattr(tile, name)) for name, a in active.items()})
 
 
 def transposed_dot(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._numerics import nonfinite_rows, zero_nonfinite_rows
-from jattn.engine.plan import Operands, Plan
+from jattn.engine.plan import ROLES, Operands, Plan
 from jattn.engine.tuning import DROPOUT_CELL
 from jattn.masks import Mask, Rows, TileAxis
 
@@ -27,41 +27,38 @@ class Tile(NamedTuple):
     bias: Any
     scale: Any
     captured: tuple[Any, ...]
-    mask: Mask | None = None
-    q_axis: TileAxis | None = None
-    k_axis: TileAxis | None = None
-    dropout: Any = None
+    mask: Mask | None
+    q_axis: TileAxis
+    k_axis: TileAxis
+    dropout: Any
 
 
 def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) -> Tile:
     """The operands of tile (i, j), by their roles (`plan.ROLES`, `Mask.leaf_axes`)."""
-    q, k = (
-        Rows(n * size, _positions(n, size, given))
-        for n, size, given in ((i, plan.q_tile, x.q_positions), (j, plan.k_tile, x.k_positions))
-    )
-    bias = _typed(plan, x.bias, lambda a: k.cut(q.cut(a, 0), 1))
+    rows = {
+        letter: Rows(n * size, n * size + jnp.arange(size, dtype=jnp.int32) if at is None else cut_rows(at, n, size))
+        for letter, n, size, at in (("q", i, plan.q_tile, x.q_positions), ("k", j, plan.k_tile, x.k_positions))
+    }
+
+    def take(a: Any, role: str) -> Any:
+        if a is None:
+            return None
+        for axis, letter in enumerate(role):
+            a = rows[letter].cut(a, axis) if letter in rows else a
+        return (a.T if transposed and role == "qk" else a).astype(plan.dtype)
+
     return Tile(
-        q=_typed(plan, x.q, lambda a: q.cut(a, 0)),
-        k=_typed(plan, x.k, lambda a: k.cut(a, 0)),
-        v=_typed(plan, x.v, lambda a: k.cut(a, 0)),
-        bias=bias.T if transposed and bias is not None else bias,
-        scale=_typed(plan, x.scale, lambda a: a),
+        q=take(x.q, ROLES.q),
+        k=take(x.k, ROLES.k),
+        v=take(x.v, ROLES.v),
+        bias=take(x.bias, ROLES.bias),
+        scale=take(x.scale, ROLES.scale),
         captured=x.captured,
-        mask=None if x.mask is None else x.mask.cut(q, k, transposed=transposed),
-        q_axis=q.along(1 if transposed else 0),
-        k_axis=k.along(0 if transposed else 1),
+        mask=None if x.mask is None else x.mask.cut(rows["q"], rows["k"], transposed=transposed),
+        q_axis=rows["q"].along(1 if transposed else 0),
+        k_axis=rows["k"].along(0 if transposed else 1),
         dropout=x.dropout,
     )
-
-
-def _positions(i: Any, n: int, given: jax.Array | None) -> jax.Array:
-    """Where the rows of a tile stand: at their numbers, if nothing else is given."""
-    start, numbers = i * n, jnp.arange(n, dtype=jnp.int32)
-    return start + numbers if given is None else Rows(start, numbers).cut(given, 0)
-
-
-def _typed(plan: Plan, a: Any, take: Callable[[Any], Any]) -> Any:
-    return None if a is None else take(a).astype(plan.dtype)
 
 
 def cut_rows(x: jax.Array, i: Any, n: int) -> jax.Array:
@@ -71,8 +68,6 @@ def cut_rows(x: jax.Array, i: Any, n: int) -> jax.Array:
 
 def tile_mask(plan: Plan, tile: Tile) -> jax.Array:
     """The allowed pairs of a tile; the rows that pad the last tile of keys do not exist."""
-    assert tile.q_axis is not None
-    assert tile.k_axis is not None
     allowed = jnp.ones((), bool) if tile.mask is None else tile.mask.pairs(tile.q_axis, tile.k_axis)
     if plan.k_rows != plan.S:
         allowed &= tile.k_axis.numbers < plan.S
@@ -101,12 +96,10 @@ def tile_logits(
     plan: Plan, tile: Tile, products: jax.Array, allowed: jax.Array | None, *, transposed: bool
 ) -> jax.Array:
     """The logits of a tile, from its products."""
-    assert tile.q_axis is not None
-    assert tile.k_axis is not None
     nonfinite = None
     if allowed is not None:
-        q_bad, k_bad = nonfinite_rows(tile.q), nonfinite_rows(tile.k)
-        nonfinite = k_bad[:, None] | q_bad[None, :] if transposed else q_bad[:, None] | k_bad[None, :]
+        of_q, of_k = nonfinite_rows(tile.q), nonfinite_rows(tile.k)
+        nonfinite = of_k[:, None] | of_q[None, :] if transposed else of_q[:, None] | of_k[None, :]
     score = None if plan.score is None else partial(plan.score, tile.captured)
     positions = tile.q_axis.positions, tile.k_axis.positions
     return logits_from_products(products, score, tile.bias, allowed, nonfinite, *positions)
@@ -152,8 +145,6 @@ def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.
     """
     if tile.dropout is None:
         return None
-    assert tile.q_axis is not None
-    assert tile.k_axis is not None
     key, rate = tile.dropout
     down, across = (-(-n // DROPOUT_CELL) for n in (plan.q_tile, plan.k_tile))
 

@@ -59,8 +59,7 @@ def local_blocks(
     if unknown:
         remedy = f"It takes {', '.join(SchemeOptions.__annotations__)} and return_lse."
         _errors.fail(TypeError, caller, "each option must be known", remedy, option=", ".join(sorted(unknown)))
-    found: Any = given
-    mask, score, sink, scale = (found.get(name) for name in ("mask", "score", "sink", "scale"))
+    mask, score, sink, scale = given.get("mask"), given.get("score"), given.get("sink"), given.get("scale")
     size = devices(caller, axis_name)
     q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     axes = {"q": "[*B, T/P, H, D]", "k": "[*B, S/P, Hkv, D]", "v": "[*B, S/P, Hkv, Dv]"}

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jattn._values import recomputed
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchedFunction, Linear, Vmapped, are_transposes, batched_call
-from jattn.engine.forward import CHECKPOINT_NAMES, Forward
+from jattn.engine.forward import Forward, ReturnsPartial
 from jattn.engine.plan import Plan
 from jattn.engine.tangent import Tangent
 from jattn.partials import merge_finished
@@ -127,16 +127,8 @@ class _RingPass(BatchedFunction):
 
 
 @dataclasses.dataclass(frozen=True)
-class RingForward(_RingPass):
-    """The leaves of the operands → (out, m, log_sum), each [B, Hkv, G, T, ...]; m counts as a constant."""
-
-    @property
-    def constant_outputs(self) -> frozenset[int]:
-        return frozenset({1})
-
-    @property
-    def checkpoint_names(self) -> tuple[str, ...]:
-        return CHECKPOINT_NAMES
+class RingForward(_RingPass, ReturnsPartial):
+    """The leaves of the operands → (out, m, log_sum), each [B, Hkv, G, T, ...]."""
 
     def tangent_function(self, argnums: tuple[int, ...]) -> BatchedFunction:
         return RingTangent(self.heads, self.ring, argnums)

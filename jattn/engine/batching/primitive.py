@@ -97,22 +97,20 @@ class BatchedFunction:
 class Linear(BatchedFunction):
     """A pass that is linear in its last operands, and whose transpose in all of them is known as another such pass.
 
-    A subclass has `nonlinear_operands`, how many come before, and `remake(pass)`, itself as the other pass.
+    The two passes have the same fields (`are_transposes` declares them).
     """
 
     transpose_pass: ClassVar[type]
 
     @property
     def nonlinear_operands(self) -> int:
+        """How many operands come before those that it is linear in. Each class has its own."""
         raise NotImplementedError
 
     @property
     def linear_operands(self) -> int:
+        """How many those are. Each class has its own."""
         raise NotImplementedError
-
-    def remake(self, other: type) -> BatchedFunction:
-        """The other pass with the fields of this one."""
-        return other(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
     @property
     def linear_argnums(self) -> frozenset[int]:
@@ -120,7 +118,8 @@ class Linear(BatchedFunction):
 
     def transpose_function(self, argnums: tuple[int, ...], *sizes: Any) -> BatchedFunction:
         if set(argnums) == self.linear_argnums:
-            return self.remake(self.transpose_pass)
+            fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+            return self.transpose_pass(**fields)
         return super().transpose_function(argnums, *sizes)
 
 
