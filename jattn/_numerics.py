@@ -1,6 +1,8 @@
 """Ground: the few numerical steps that every computation of attention shares."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +16,31 @@ def below(x: jax.Array, top: jax.Array) -> jax.Array:
     Subtraction is not enough. Where x is itself a product, XLA may fuse the two into one multiply-add, and
     the largest entry misses its own rounded maximum, by 1e22 for a logit of 1e30: silent zeros, or NaN.
     """
-    return below_p.bind(x, jnp.broadcast_to(top, x.shape))
+    top = jnp.broadcast_to(top, x.shape)
+    return _below(x, top) if _in_kernel.get() else below_p.bind(x, top)
+
+
+def _below(x: jax.Array, top: jax.Array) -> jax.Array:
+    return jnp.where(x >= top, 0, x - top)
+
+
+_in_kernel: ContextVar[bool] = ContextVar("in_kernel", default=False)
+
+
+@contextlib.contextmanager
+def in_kernel() -> Iterator[None]:
+    """While a kernel is traced: its compiler does not know the primitive of `below`, and nothing differentiates it."""
+    token = _in_kernel.set(True)
+    try:
+        yield
+    finally:
+        _in_kernel.reset(token)
 
 
 # A primitive, since JAX forgets the rule of a jax.custom_jvp in the body of a scan that it takes apart to transpose:
 # what remained would be the derivative of the comparison, 0 at the largest, and a wrong jvp of that transpose.
 below_p = Primitive("below")
-below_p.def_impl(jax.jit(lambda x, top: jnp.where(x >= top, 0, x - top)))
+below_p.def_impl(jax.jit(_below))
 below_p.def_abstract_eval(lambda x, top: x)
 mlir.register_lowering(below_p, mlir.lower_fun(below_p.impl, multiple_results=False))
 ad.defjvp(below_p, lambda x_dot, x, top: x_dot, lambda top_dot, x, top: -top_dot)
@@ -39,17 +59,17 @@ batching.primitive_batchers[below_p] = _below_batched
 
 
 def nonfinite_rows(x: jax.Array) -> jax.Array:
-    """Which rows of [n, d] are non-finite, with a NaN or an infinity in them: [n]."""
-    return ~jnp.isfinite(x).all(1)
+    """Which rows of [n, d] are non-finite, with a NaN or an infinity in them: [n, 1]."""
+    return ~jnp.isfinite(x).all(1, keepdims=True)
 
 
 def zero_nonfinite_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows [n, d] with each non-finite one made zero, and which rows those are [n].
+    """Rows [n, d] with each non-finite one made zero, and which rows those are [n, 1].
 
     A product with zero would not be enough: 0 · NaN is NaN, in a sum over keys and in its transpose alike.
     """
     nonfinite = nonfinite_rows(x)
-    return jnp.where(nonfinite[:, None], 0, x), nonfinite
+    return jnp.where(nonfinite, 0, x), nonfinite
 
 
 def nan_if_nonfinite(x: jax.Array) -> jax.Array:

@@ -92,7 +92,7 @@ def dot_product_attention(
     """
     query, key, value, unbatched = _heads(query, key, value)
     (B, T, N, _), (_, S, K, _) = query.shape, value.shape
-    if implementation is not None:
+    if implementation in ("xla", "cudnn"):
         ours = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
         ours["dropout_key"] = dropout_key
         reason = unsupported_reason(
@@ -155,7 +155,7 @@ def dot_product_attention(
             allowed = _and(allowed, masks.lengths(*filled))
         if dropout is not None:
             own["dropout"] = (own.pop("dropout_key"), dropout[1])
-        return attend(q, k, v, mask=allowed, score=score, scale=scale, tile=sizes, **own)
+        return attend(q, k, v, mask=allowed, score=score, scale=scale, tile=sizes, implementation=implementation, **own)
 
     # A key/value head is never repeated in memory, and neither is an option that has one entry for all.
     f = heads.vmap_heads(head, [{name: x.axes[level] for name, x in own.items()} for level in range(3)])

@@ -26,6 +26,7 @@ class AttentionOptions(TypedDict, total=False):
     dropout_rate: Numeric
     dropout_key: PRNGKey | None
     tile: tuple[int, int] | None
+    implementation: Literal["loops", "kernel", "interpret"] | None
 
 
 @overload
@@ -52,6 +53,7 @@ def attention(
     dropout_rate: Any = 0.0,
     dropout_key: Any = None,
     tile: tuple[int, int] | None = None,
+    implementation: str | None = None,
 ) -> Any:
     """Attention of T queries over S keys: each output is a mean of the values, weighted by how well key matches query.
 
@@ -81,6 +83,10 @@ def attention(
         row numbers alone, so that it is the same in every derivative and for every tile.
       tile: how many queries and how many keys make a tile; if None, chosen from the shapes by
         `jattn.engine.tuning.tile_sizes`.
+      implementation: None takes a kernel on a platform that has one for this call (TPU), and loops elsewhere; "loops"
+        never takes a kernel; "kernel" takes one, or says why there is none where the program is lowered; "interpret"
+        runs the kernel of the TPU operation by operation on any platform, slowly, to test with. Derivatives beyond
+        the first of either mode are loops in every case.
 
     Returns:
       out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.
@@ -111,7 +117,8 @@ def attention(
     q, k, v = arguments.qkv(caller, q, k, v)
     options = arguments.one_head(caller, q, k, v, mask, score, bias, sink, scale, q_positions, k_positions)
     dropped, sizes = arguments.dropout(caller, dropout_rate, dropout_key), arguments.tile(caller, tile)
-    out, lse = attend(q, k, v, **options, dropout=dropped, tile=sizes)
+    arguments.implementation(caller, implementation)
+    out, lse = attend(q, k, v, **options, dropout=dropped, tile=sizes, implementation=implementation)
     return (out, lse) if return_lse else out
 
 

@@ -33,39 +33,56 @@ class SoftmaxState(NamedTuple):
     acc: jax.Array
 
     @classmethod
-    def start(cls, sink: jax.Array | None, shape: tuple[int, ...], Dv: int, dtype: Any) -> "SoftmaxState":
-        """Before any key: a sink, which broadcasts to `shape`, joins the denominator here and brings no value."""
+    def start(
+        cls, sink: jax.Array | None, shape: tuple[int, ...], Dv: int, dtype: Any, *, transposed: bool = False
+    ) -> "SoftmaxState":
+        """Before any key: a sink, which broadcasts to `shape`, joins the denominator here and brings no value.
+
+        m and total have the shape [...], and acc [..., Dv]; `transposed`, [1, queries] and [Dv, queries].
+        """
         sink = jnp.float32(-jnp.inf) if sink is None else sink
         m = jnp.broadcast_to(sink.astype(dtype), shape)
-        return cls(m, (m > -jnp.inf).astype(dtype), jnp.zeros((*shape, Dv), dtype))
+        acc = (Dv, shape[-1]) if transposed else (*shape, Dv)
+        return cls(m, (m > -jnp.inf).astype(dtype), jnp.zeros(acc, dtype))
 
     def absorb(
-        self, logits: jax.Array, weighted_values: Callable[[jax.Array], jax.Array], nan_rows: jax.Array | None = None
+        self,
+        logits: jax.Array,
+        weighted_values: Callable[[jax.Array], jax.Array],
+        nan_rows: jax.Array | None = None,
+        *,
+        transposed: bool = False,
     ) -> "SoftmaxState":
         """With some more keys.
 
         Args:
-          logits: [..., keys].
-          weighted_values: f(p) = Σ_s p_s v_s of p = exp(logits − m).
+          logits: [..., keys]; `transposed`, [keys, queries].
+          weighted_values: f(p) = Σ_s p_s v_s of p = exp(logits − m), in the shape of acc.
           nan_rows: 0, or NaN for the queries whose result is to be NaN.
         """
-        m = jnp.maximum(self.m, logits.max(-1))
+        keys: dict[str, Any] = {"axis": 0, "keepdims": True} if transposed else {"axis": -1}
+        m = jnp.maximum(self.m, logits.max(**keys))
         if nan_rows is not None:
             m += nan_rows
         top = finite_or_zero(m)
-        p = jnp.exp(below(logits, top[..., None]))
+        p = jnp.exp(below(logits, _beside_width(top, transposed)))
         shrink = jnp.exp(below(self.m, top))
-        acc = self.acc * shrink[..., None] + weighted_values(p)
-        return SoftmaxState(m, self.total * shrink + p.sum(-1), acc)
+        acc = self.acc * _beside_width(shrink, transposed) + weighted_values(p)
+        return SoftmaxState(m, self.total * shrink + p.sum(**keys), acc)
 
-    def finish(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def finish(self, *, transposed: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(out, m, log_sum), lse = m + log_sum: kept apart, since beside a logit of 1e8 the logarithm is lost.
 
         A query without a key has out = 0, m = −inf, log_sum = 0.
         """
         empty = self.total == 0
         total = jnp.where(empty, 1, self.total)
-        return self.acc / total[..., None], jnp.where(empty, -jnp.inf, self.m), jnp.log(total)
+        return self.acc / _beside_width(total, transposed), jnp.where(empty, -jnp.inf, self.m), jnp.log(total)
+
+
+def _beside_width(x: jax.Array, transposed: bool) -> jax.Array:
+    """One entry a query, laid beside an array that has the queries and one more axis."""
+    return x if transposed else x[..., None]
 
 
 def merge_finished(a: Any, b: Any) -> list[jax.Array]:

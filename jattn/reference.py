@@ -86,7 +86,7 @@ def steps(
 
     # Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
     scale = jnp.asarray(D**-0.5 if scale is None else scale, dtype)
-    nonfinite = q_nonfinite[:, None] | k_nonfinite[None, :]
+    nonfinite = q_nonfinite | k_nonfinite.T
     scores = jnp.where(nonfinite, jnp.nan, q @ k.T)
     scaled = (q * scale) @ k.T
     if score is not None:
@@ -108,7 +108,7 @@ def steps(
     weights = exps / total[:, None]
     lse = jnp.where(empty, -jnp.inf, top + jnp.log(total))
 
-    out = jnp.where((allowed & v_nonfinite[None, :]).any(1)[:, None], jnp.nan, weights @ v_wide)
+    out = jnp.where((allowed & v_nonfinite.T).any(1, keepdims=True), jnp.nan, weights @ v_wide)
     return Steps(scores, scaled, weights, out.astype(v.dtype)), lse
 
 

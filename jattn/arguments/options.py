@@ -114,6 +114,14 @@ def tile(caller: str, given: Any) -> tuple[int, int] | None:
     return q, k
 
 
+def implementation(caller: str, given: Any) -> None:
+    """None, or one of the ways to run the engine."""
+    if given not in (None, "loops", "kernel", "interpret"):
+        must = "implementation must be None, 'loops', 'kernel' or 'interpret'"
+        remedy = "Leave it out for a kernel where there is one, and loops elsewhere."
+        _errors.fail(ValueError, caller, must, remedy, implementation=repr(given))
+
+
 def sink_array(caller: str, sink: Any) -> jax.Array:
     """A logit, or several, that join the denominator."""
     sink = _errors.array(caller, "sink", float(sink) if type(sink) is int else sink)

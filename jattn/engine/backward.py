@@ -44,8 +44,9 @@ class Backward(DerivativePass):
         active = select_active(self.tree, self.argnums, leaves)
 
         def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
-            cts = (tiles.cut_rows(a, i, plan.q_tile) for a in (dout_padded, g_padded))
-            return jax.tree.leaves(backward_tile(plan, Recomputed.of(plan, residuals, i, j, masked), active, *cts))
+            dout, g = (tiles.cut_rows(a, i, plan.q_tile) for a in (dout_padded, g_padded))
+            tile = Recomputed.of(plan, residuals, i, j, masked)
+            return jax.tree.leaves(backward_tile(plan, tile, active, dout, g[None, :]))
 
         tiled = pad(plan, active)._replace(sink=None, dropout=None)
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), tiled._replace(captured=()))
@@ -79,14 +80,14 @@ def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, 
     products = tiles.products(q, k, scale, transposed=True)
     found, pullback = jax.vjp(logits, products, fields["bias"], fields["captured"])
     p = w.probabilities(found)
-    ds, dbias, dcaptured = pullback(p * (w.drop(w.v @ dout.T) + g[None, :]))
-    dq = transposed_dot(k, ds)  # of the scaled query, [D, queries]
-    if q_nonfinite is not None:
-        dq = jnp.where(q_nonfinite[None, :], 0, dq)
-    dk = None
+    ds, dbias, dcaptured = pullback(p * (w.drop(w.v @ dout.T) + g))
+    dq = dk = None
+    if fields["q"] is not None or fields["scale"] is not None:
+        dq = transposed_dot(k, ds)  # of the scaled query, [D, queries]
+        dq = dq if q_nonfinite is None else jnp.where(q_nonfinite.T, 0, dq)
     if fields["k"] is not None:
         dk = ds @ (q * scale)
-        dk = dk if k_nonfinite is None else jnp.where(k_nonfinite[:, None], 0, dk)
+        dk = dk if k_nonfinite is None else jnp.where(k_nonfinite, 0, dk)
     return Operands(
         q=None if fields["q"] is None else dq * scale,
         k=dk,

@@ -16,7 +16,7 @@ from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction
 from jattn.engine.plan import Operands, Plan, pad
 from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule
-from jattn.engine.tangent import Tangent
+from jattn.engine.tangent import Tangent, transposed_dot
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState
 
@@ -81,23 +81,39 @@ class Forward(PlannedFunction, ReturnsPartial):
 
 
 def forward_full_tile(
-    plan: Plan, state: SoftmaxState, tile: Tile, nan_rows: Callable[[jax.Array], jax.Array]
+    plan: Plan,
+    state: SoftmaxState,
+    tile: Tile,
+    nan_rows: Callable[[jax.Array], jax.Array | None],
+    *,
+    transposed: bool = False,
 ) -> SoftmaxState:
     """The state after a tile of which every pair is allowed."""
-    products = tiles.products(tile.q, tile.k, tile.scale)
-    logits = tiles.tile_logits(plan, tile, products, None, transposed=False)
-    factors = tiles.dropout_factors(plan, tile)
-    return state.absorb(logits, lambda p: (p if factors is None else p * factors) @ tile.v, nan_rows(products))
+    products = tiles.products(tile.q, tile.k, tile.scale, transposed=transposed)
+    logits = tiles.tile_logits(plan, tile, products, None, transposed=transposed)
+    values = _weighted_values(plan, tile, tile.v, transposed)
+    return state.absorb(logits, values, nan_rows(products), transposed=transposed)
 
 
-def forward_masked_tile(plan: Plan, state: SoftmaxState, tile: Tile) -> SoftmaxState:
+def forward_masked_tile(plan: Plan, state: SoftmaxState, tile: Tile, *, transposed: bool = False) -> SoftmaxState:
     """The state after a tile of which some pairs are allowed: what is not allowed is not looked at."""
     allowed = tiles.tile_mask(plan, tile)
-    logits = tiles.logits(plan, tile, allowed)
-    factors = tiles.dropout_factors(plan, tile)
+    logits = tiles.logits(plan, tile, allowed, transposed=transposed)
     v, nonfinite = zero_nonfinite_rows(tile.v)
-    state = state._replace(acc=jnp.where((allowed & nonfinite[None, :]).any(1)[:, None], jnp.nan, state.acc))
-    return state.absorb(logits, lambda p: (p if factors is None else p * factors) @ v)
+    met = (allowed & (nonfinite if transposed else nonfinite.T)).any(0 if transposed else 1, keepdims=True)
+    state = state._replace(acc=jnp.where(met, jnp.nan, state.acc))
+    return state.absorb(logits, _weighted_values(plan, tile, v, transposed), transposed=transposed)
+
+
+def _weighted_values(plan: Plan, tile: Tile, v: jax.Array, transposed: bool) -> Callable[[jax.Array], jax.Array]:
+    """p → p·v, [queries, Dv], with what dropout does to p; transposed, [Dv, queries]."""
+    factors = tiles.dropout_factors(plan, tile, transposed=transposed)
+
+    def values(p: jax.Array) -> jax.Array:
+        p = p if factors is None else p * factors
+        return transposed_dot(v, p) if transposed else p @ v
+
+    return values
 
 
 def _nan_rows(plan: Plan, x: Operands) -> Callable[..., jax.Array]:

@@ -52,7 +52,16 @@ class Schedule:
 
 
 def schedule(plan: Plan, x: Operands) -> Schedule:
-    """The block states of all tiles, of one question to the mask. `x` is padded."""
+    """Which tiles are visited. `x` is padded."""
+    states = block_states(plan, x)
+    if isinstance(states, jax.Array):
+        return Schedule(plan, None, states)
+    unmasked, masked = (np.argwhere(states == state) for state, _ in PASSES)
+    return Schedule(plan, (unmasked, masked), None)
+
+
+def block_states(plan: Plan, x: Operands) -> Any:
+    """The block states of all tiles, of one question to the mask: in NumPy where they are known before tracing."""
     q = _spans(plan.T, plan.q_tile, plan.q_tiles, x.q_positions, 0)
     k = _spans(plan.S, plan.k_tile, plan.k_tiles, x.k_positions, 1)
     state = FULL if x.mask is None else x.mask.block_state(q, k)
@@ -61,10 +70,8 @@ def schedule(plan: Plan, x: Operands) -> Schedule:
     shape = (plan.q_tiles, plan.k_tiles)
     if isinstance(state, jax.Array) or not plan.static_lengths:
         most = jnp.where(whole, jnp.int32(FULL), jnp.int32(PARTIAL))
-        return Schedule(plan, None, jnp.broadcast_to(jnp.minimum(most, jnp.asarray(state, jnp.int32)), shape))
-    states = np.broadcast_to(np.minimum(np.where(whole, FULL, PARTIAL), state), shape)
-    unmasked, masked = (np.argwhere(states == state) for state, _ in PASSES)
-    return Schedule(plan, (unmasked, masked), None)
+        return jnp.broadcast_to(jnp.minimum(most, jnp.asarray(state, jnp.int32)), shape)
+    return np.broadcast_to(np.minimum(np.where(whole, FULL, PARTIAL), state), shape)
 
 
 def schedules_differ(plan: Plan, mapped: Operands) -> bool:

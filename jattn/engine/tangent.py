@@ -113,7 +113,7 @@ class Recomputed(NamedTuple):
 
     def at_finite_values(self, dv: jax.Array) -> jax.Array:
         """Zero at the values that are not finite: neither tangent nor cotangent passes there."""
-        return dv if self.v_nonfinite is None else jnp.where(self.v_nonfinite[:, None], 0, dv)
+        return dv if self.v_nonfinite is None else jnp.where(self.v_nonfinite, 0, dv)
 
 
 LOGIT_INPUTS = ("q", "k", "bias", "scale", "captured")

@@ -99,7 +99,7 @@ def tile_logits(
     nonfinite = None
     if allowed is not None:
         of_q, of_k = nonfinite_rows(tile.q), nonfinite_rows(tile.k)
-        nonfinite = of_k[:, None] | of_q[None, :] if transposed else of_q[:, None] | of_k[None, :]
+        nonfinite = of_k | of_q.T if transposed else of_q | of_k.T
     score = None if plan.score is None else partial(plan.score, tile.captured)
     positions = tile.q_axis.positions, tile.k_axis.positions
     return logits_from_products(products, score, tile.bias, allowed, nonfinite, *positions)

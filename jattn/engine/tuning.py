@@ -60,6 +60,26 @@ def group_bytes(platform: str) -> int:
     return 8 * 2**20 if platform == "cpu" else 2**30
 
 
+LANES = 128
+"""Sizes of tiles in a kernel of the TPU are multiples of this, the lanes of its vector registers."""
+
+KERNEL_TILE = 512
+"""Queries and keys of a tile there, at most: a tile of logits is 1 MiB, and a dozen of them fit into its vector memory
+beside the blocks of the operands. Compiled, and not measured."""
+
+KERNEL_MOST_WIDTH = 256
+"""The widest head whose blocks fit beside such tiles."""
+
+KERNEL_SCHEDULE_BYTES = 2**18
+"""Bytes of the schedule of a kernel: it lies in the memory of scalars, of which a core has 1 MiB."""
+
+
+def kernel_tile_sizes(T: int, S: int) -> tuple[int, int]:
+    """How many queries and how many keys make a tile of a kernel: as few tiles as `KERNEL_TILE` allows, evenly."""
+    q, k = (LANES * math.ceil(n / math.ceil(n / KERNEL_TILE) / LANES) for n in (T, S))
+    return q, k
+
+
 DECODE_ROWS = 64
 """Up to so many query rows for one key/value head of a cache, reading the keys is what costs (decoding); above, the
 products are, and tiles skip what the mask rules out (prefill)."""

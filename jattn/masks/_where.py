@@ -70,7 +70,10 @@ class Where(Mask):
     state_rule: PairRule | None = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
-        return over_vectors(lambda t, s: self.rule.of_pairs(self.captured, t, s), q.positions, k.positions)
+        t, s = q.positions, k.positions
+        if t.shape == s.shape:  # as in a kernel: each laid out over the whole tile
+            return jax.vmap(jax.vmap(lambda t, s: self.rule(self.captured, t, s)[0]))(t, s)
+        return over_vectors(lambda t, s: self.rule.of_pairs(self.captured, t, s), t, s)
 
     def block_state(self, q: Spans, k: Spans) -> Any:
         ends = q.lowest, q.highest, k.lowest, k.highest

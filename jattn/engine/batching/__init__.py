@@ -22,6 +22,7 @@ with `__call__`), so that equal calls are compiled once.
     partition    its partitioning rule: each device runs the examples that it holds
 """
 
+from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.batching.primitive import (
     BatchedFunction,
     Linear,
@@ -29,11 +30,13 @@ from jattn.engine.batching.primitive import (
     batched_call,
     batched_call_p,
     match_varying_axes,
+    register_kernel,
     times,
 )
 from jattn.engine.batching.vmap import Vmapped
 
 __all__ = [
+    "BatchLevels",
     "BatchedFunction",
     "Linear",
     "Vmapped",
@@ -41,5 +44,6 @@ __all__ = [
     "batched_call",
     "batched_call_p",
     "match_varying_axes",
+    "register_kernel",
     "times",
 ]

@@ -1,7 +1,7 @@
 """The primitive of a batched call, its derivatives, and how it becomes a program."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -60,6 +60,14 @@ class BatchedFunction:
         """The names of the outputs for policies of `jax.checkpoint`; empty where they have none."""
         return ()
 
+    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Callable[..., Any] | None:
+        """The function over all `levels` as kernels of a platform; None where it runs as loops.
+
+        Raises where the caller asked for a kernel and there is none.
+        """
+        choose = _KERNELS.get(type(self))
+        return None if choose is None else choose(self, platform, levels, avals)
+
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         """The function. Each class has its own."""
         raise NotImplementedError
@@ -92,6 +100,14 @@ class BatchedFunction:
         `shapes` holds (shape, dtype) of those at argnums; `n` counts the operands, `outputs` the outputs.
         """
         return DerivedTranspose(self, argnums, n, shapes, outputs)
+
+
+_KERNELS: dict[type, Callable[..., Any]] = {}
+
+
+def register_kernel(kind: type[BatchedFunction], choose: Callable[..., Any]) -> None:
+    """Says how functions of a kind find their kernel: choose(function, platform, levels, avals)."""
+    _KERNELS[kind] = choose
 
 
 class Linear(BatchedFunction):
@@ -185,10 +201,18 @@ def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
     if not fun.collective:
         avals_in, avals_out = (list(map(_unbatched_type, avals)) for avals in (ctx.avals_in, ctx.avals_out))
         ctx = ctx.replace(avals_in=avals_in, avals_out=avals_out)
-    run: Any = partial(_run, fun)
     levels = fun.batch_levels(len(xs), len(ctx.avals_out))
+    whole = fun.kernel(platform, levels, ctx.avals_in)
+
+    def run_on(levels: BatchLevels, fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
+        kernel = fun.kernel(platform, levels, [jax.typeof(x) for x in xs]) if whole else None
+        return kernel(*xs) if kernel else _run(fun, *xs)
+
+    run: Any = partial(run_on, levels, fun)
     if levels.sizes and not fun.collective:
-        run = partitioned(lambda *sizes: partial(_run, fun.resized(*sizes)), levels, ctx.module_context)
+        run = partitioned(
+            lambda *sizes: partial(run_on, levels._replace(sizes=sizes), fun.resized(*sizes)), levels, ctx.module_context
+        )
     return mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
 
 

@@ -1,7 +1,7 @@
 """The batching rule: a function over the leading axis of its operands, a group of examples at a time."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -79,6 +79,9 @@ class Vmapped(BatchedFunction):
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return self.fun.examples_diverge(mapped)
+
+    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Callable[..., Any] | None:
+        return self.fun.kernel(platform, levels, avals)
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         return self._in_groups(self.fun, xs)

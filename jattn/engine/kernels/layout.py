@@ -1,0 +1,338 @@
+"""The operands of all heads in blocks by their roles, and the walk over tiles that a kernel takes.
+
+A tile of a kernel is transposed: keys down and queries across. What belongs to a query is a row [1, q], to a key a
+column [k, 1], to neither a scalar. All levels of a batch are one axis of the grid; an operand that lacks some of them,
+such as the keys of grouped heads, is found by its index and never repeated.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jattn._numerics import in_kernel, nonfinite_rows
+from jattn.engine.batching.partition import BatchLevels
+from jattn.engine.plan import ROLES, Operands, Plan, pad
+from jattn.engine.schedule import block_states
+from jattn.engine.tile import Tile
+from jattn.masks import FULL, PARTIAL, TileAxis
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """An array with the levels that it has as one leading axis, and the role of its other axes."""
+
+    array: jax.Array
+    own: tuple[int, ...]
+    role: str
+    boolean: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """The grid of a kernel: the heads that it keeps apart, the tiles of one side, then those of the other side.
+
+    With `keys_outer` each key tile visits its query tiles, of all heads that share it; else each query tile of a head
+    its key tiles. Tiles that the mask calls EMPTY are passed over, and nothing is fetched for them.
+    """
+
+    plan: Plan
+    sizes: tuple[int, ...]
+    kept: tuple[int, ...]
+    keys_outer: bool
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The levels that one outer tile visits all of."""
+        return tuple(level for level in range(len(self.sizes)) if level not in self.kept)
+
+    @property
+    def outer(self) -> int:
+        return self.plan.k_tiles if self.keys_outer else self.plan.q_tiles
+
+    @property
+    def inner(self) -> int:
+        return self.plan.q_tiles if self.keys_outer else self.plan.k_tiles
+
+    def count(self, levels: Sequence[int]) -> int:
+        return math.prod(self.sizes[level] for level in levels)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.count(self.kept), self.outer, self.count(self.shared) * self.inner
+
+    def indices(self, h: Any, b: Any) -> dict[int, Any]:
+        """The index of each level at a step of the grid."""
+        r = jax.lax.div(b, jnp.int32(self.inner)) if self.shared else None
+        return self._digits(h, self.kept) | self._digits(r, self.shared)
+
+    def _digits(self, n: Any, levels: Sequence[int]) -> dict[int, Any]:
+        found = {}
+        for place, level in enumerate(levels):
+            below = self.count(levels[place + 1 :])
+            digit = jax.lax.div(n, jnp.int32(below)) if below > 1 else n
+            found[level] = jax.lax.rem(digit, jnp.int32(self.sizes[level])) if place else digit
+        return found
+
+    def flat(self, own: Sequence[int], h: Any, b: Any) -> Any:
+        """The index along the leading axis of a leaf with the levels `own`."""
+        at = self.indices(h, b)
+        index: Any = jnp.int32(0)
+        for level in own:
+            index = index * self.sizes[level] + at[level]
+        return index
+
+    def inner_tile(self, b: Any) -> Any:
+        return jax.lax.rem(b, jnp.int32(self.inner)) if self.shared else b
+
+    def place(self, own: Sequence[int], h: Any, a: Any, b: Any) -> Any:
+        """Where the entry of a tile stands in a flat table of the heads `own`, outer tiles and inner tiles."""
+        return (self.flat(own, h, b) * self.outer + a) * self.inner + self.inner_tile(b)
+
+
+class Call:
+    """The operands of a pass over all heads, in the form that its kernels take."""
+
+    def __init__(self, plan: Plan, tree: Any, levels: BatchLevels, xs: Sequence[jax.Array]):
+        self.plan, self.levels, self.sizes = plan, levels, levels.sizes
+        n = tree.num_leaves
+        leaves = [self.flatten(x, own) for x, own in zip(xs, levels.operands, strict=True)]
+        self.own_leaves, self.more = leaves[:n], leaves[n:]
+        self.raw: Operands = jax.tree.unflatten(tree, self.own_leaves)
+        self.x = self.in_blocks(self.raw)
+
+    @property
+    def every(self) -> tuple[int, ...]:
+        return tuple(range(len(self.sizes)))
+
+    def flatten(self, x: jax.Array, own: tuple[int, ...]) -> Leaf:
+        return Leaf(x.reshape(-1, *x.shape[len(own) :]), own, "")
+
+    def spread(self, leaf: Leaf) -> jax.Array:
+        """A leaf with an axis for every level, 1 where it lacks one: for what is computed outside of a kernel."""
+        shape = (self.sizes[level] if level in leaf.own else 1 for level in self.every)
+        return leaf.array.reshape(*shape, *leaf.array.shape[1:])
+
+    def gather(self, y: jax.Array, kept: Sequence[int], own: Sequence[int]) -> jax.Array:
+        """[heads kept, …] → the levels `own`, summed over the others."""
+        y = y.reshape(*(self.sizes[level] for level in kept), *y.shape[1:])
+        rest = tuple(axis for axis, level in enumerate(kept) if level not in own)
+        return y.sum(rest) if rest else y
+
+    def in_blocks(self, x: Operands) -> Operands:
+        """Operands, or tangents of them, padded to whole tiles and laid out by their roles."""
+        mask = x.mask
+        if mask is not None:
+            leaves, tree = jax.tree.flatten(mask)
+            laid = [self.lay(leaf, role) for leaf, role in zip(leaves, mask.leaf_axes(), strict=True)]
+            mask = jax.tree.unflatten(tree, laid)
+        return Operands(
+            *(self.lay(getattr(x, name), getattr(ROLES, name)) for name in ("q", "k", "v", "bias")),
+            sink=None if x.sink is None else self.lay(x.sink, ROLES.sink[: x.sink.array.ndim - 1]),
+            scale=self.lay(x.scale, ROLES.scale),
+            captured=tuple(self.lay(c, "") for c in x.captured),
+            mask=mask,
+            q_positions=self.lay(x.q_positions, ROLES.q_positions),
+            k_positions=self.lay(x.k_positions, ROLES.k_positions),
+        )
+
+    def lay(self, leaf: Leaf | None, role: str) -> Leaf | None:
+        """A leaf in the form of its blocks: padded, and one entry a row along the last axis."""
+        if leaf is None:
+            return None
+        a, plan = leaf.array, self.plan
+        lengths = {"q": (plan.T, plan.q_rows), "k": (plan.S, plan.k_rows)}
+        if role == "qk":  # one entry for all rows of a side has no axis there
+            role = "".join(letter for letter, n in zip(role, a.shape[1:], strict=True) if n != 1 or lengths[letter][0] == 1)
+            a = a.reshape(a.shape[0], *(lengths[letter][0] for letter in role))
+        boolean = a.dtype == jnp.bool_
+        if boolean:
+            a = a.astype(jnp.int8 if role == "qk" else jnp.int32)
+        more = [(0, 0)] + [(0, lengths[letter][1] - lengths[letter][0] if letter in lengths else 0) for letter in role]
+        ids = role in ("q", "k") and jnp.issubdtype(a.dtype, jnp.integer)
+        a = jnp.pad(a, more, mode="edge" if ids else "constant") if any(n for _, n in more) else a
+        if role in ("q", "k"):
+            a = a[:, None, :]
+        return Leaf(a, leaf.own, role, boolean)
+
+    def row(self, y: jax.Array, fill: float = 0.0) -> Leaf:
+        """[every level, T] of one entry a query, as a leaf."""
+        y = jnp.broadcast_to(y, (*self.sizes, self.plan.T)).reshape(-1, self.plan.T)
+        y = jnp.pad(y, ((0, 0), (0, self.plan.q_rows - self.plan.T)), constant_values=fill)
+        return Leaf(y[:, None, :], self.every, "q")
+
+    def states(self) -> Leaf:
+        """The block state of every tile, [heads, query tiles, key tiles], of the levels that the mask has."""
+        parts = (self.raw.mask, self.raw.q_positions, self.raw.k_positions)
+        leaves, tree = jax.tree.flatten(parts)
+        own = tuple(sorted({level for leaf in leaves for level in leaf.own}))
+
+        def of_one(arrays: list[jax.Array]) -> jax.Array:
+            mask, q, k = jax.tree.unflatten(tree, arrays)
+            x = Operands(None, None, None, mask=mask, q_positions=q, k_positions=k)
+            return jnp.asarray(block_states(self.plan, pad(self.plan, x)), jnp.int32)
+
+        f = of_one
+        for level in reversed(own):
+            f = jax.vmap(f, ([0 if level in leaf.own else None for leaf in leaves],))
+        arrays = [leaf.array.reshape(*(self.sizes[level] for level in leaf.own), *leaf.array.shape[1:]) for leaf in leaves]
+        return Leaf(f(arrays).reshape(-1, self.plan.q_tiles, self.plan.k_tiles), own, "")
+
+    def nonfinite_tiles(self, leaf: Leaf, n: int) -> Leaf:
+        """Whether each tile of rows of q, k or v holds a non-finite one."""
+        flags = jax.vmap(nonfinite_rows)(leaf.array).reshape(leaf.array.shape[0], n, -1).any(2)
+        return Leaf(flags.astype(jnp.int32).reshape(-1), leaf.own, "")
+
+    def tile(self, x: Operands, i: Any, j: Any) -> Tile:
+        """The tile (i, j), of blocks that were read."""
+        plan, shape = self.plan, (self.plan.k_tile, self.plan.q_tile)
+
+        def axis(n: Any, size: int, across: int, positions: Any) -> TileAxis:
+            numbers = n * size + jax.lax.broadcasted_iota(jnp.int32, shape, across)
+            return TileAxis(numbers, numbers if positions is None else jnp.broadcast_to(positions, shape))
+
+        wide = partial(jax.tree.map, lambda a: a.astype(plan.dtype))
+        mask = x.mask if x.mask is None else jax.tree.map(lambda a: jnp.broadcast_to(a, shape) if a.ndim else a, x.mask)
+        return Tile(
+            *map(wide, (x.q, x.k, x.v, x.bias, x.scale)),
+            captured=x.captured,
+            mask=mask,
+            q_axis=axis(i, plan.q_tile, 1, x.q_positions),
+            k_axis=axis(j, plan.k_tile, 0, x.k_positions),
+            dropout=None,
+        )
+
+
+def run(
+    call: Call,
+    walk: Walk,
+    operands: Any,
+    outputs: Sequence[tuple[tuple[int, ...], str, Any]],
+    scratch: Sequence[tuple[int, ...]],
+    body: Callable[..., None],
+    *,
+    name: str,
+    interpret: Any,
+) -> list[jax.Array]:
+    """One kernel.
+
+    Args:
+      operands: a pytree of leaves.
+      outputs: of each (shape, role, dtype), without the axis of heads.
+      scratch: the shapes of what it accumulates, in float32.
+      body: f(step) for each step of the grid.
+
+    Returns:
+      The outputs, [heads kept, *shape].
+    """
+    plan = call.plan
+    states = call.states()
+    table = states.array.swapaxes(1, 2) if walk.keys_outer else states.array
+    # A tile that is passed over names the one before it, which is there already, so that nothing is fetched.
+    visited = table != 0
+    last = jax.lax.cummax(jnp.where(visited, jnp.arange(walk.inner, dtype=jnp.int32), -1), axis=2)
+    fetch = jnp.where(last < 0, jnp.argmax(visited, axis=2).astype(jnp.int32)[..., None], last)
+    bad = [call.nonfinite_tiles(leaf, n) for leaf, n in zip(call.x[:3], (plan.q_tiles, plan.k_tiles, plan.k_tiles), strict=True)]
+
+    def inner(h: Any, a: Any, b: Any, states_: Any, fetch_: Any, *_: Any) -> Any:
+        return fetch_[walk.place(states.own, h, a, b)]
+
+    def outer(h: Any, a: Any, b: Any, *_: Any) -> Any:
+        return a
+
+    tile_of = {"q": inner if walk.keys_outer else outer, "k": outer if walk.keys_outer else inner}
+    sizes = {"q": plan.q_tile, "k": plan.k_tile}
+
+    def spec(leaf: Leaf, tile_of: dict[str, Any] = tile_of) -> pl.BlockSpec:
+        if leaf.role == "":
+            return pl.BlockSpec(memory_space=pltpu.SMEM)
+        shape: list[Any] = []
+        axes: list[Any] = []
+        for n, letter in zip(leaf.array.shape[1:], leaf.role if len(leaf.role) > 1 else "1" + leaf.role, strict=True):
+            shape.append(sizes.get(letter, n))
+            axes.append(tile_of.get(letter, lambda *_: 0))
+        return pl.BlockSpec((None, *shape), lambda h, a, b, *tables: (walk.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes)))
+
+    leaves, tree = jax.tree.flatten(operands)
+    leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else x for x in leaves]
+
+    def read(leaf: Leaf, ref: Any, h: Any, b: Any) -> Any:
+        if leaf.role == "":
+            value = ref[walk.flat(leaf.own, h, b)]
+        else:
+            value = ref[...]
+            value = value.astype(jnp.int32) if leaf.boolean else value
+            value = value.T if leaf.role in ("k", "qk") else value
+        return value != 0 if leaf.boolean else value
+
+    n_in, n_out = len(leaves), len(outputs)
+
+    def kernel(states_: Any, fetch_: Any, *refs: Any) -> None:
+        bad_, refs = refs[:3], refs[3:]
+        h, a, b = (pl.program_id(axis) for axis in range(3))
+        i, j = (walk.inner_tile(b), a) if walk.keys_outer else (a, walk.inner_tile(b))
+        state = states_[walk.place(states.own, h, a, b)]
+        flags = [
+            ref[walk.flat(leaf.own, h, b) * n + at]
+            for ref, leaf, n, at in zip(bad_, bad, (plan.q_tiles, plan.k_tiles, plan.k_tiles), (i, j, j), strict=True)
+        ]
+        nonfinite = flags[0] + flags[1] + flags[2] > 0
+        masked = (state == PARTIAL) | ((state == FULL) & nonfinite)
+        unmasked = (state == FULL) & ~nonfinite
+        ins, outs, acc = refs[:n_in], refs[n_in : n_in + n_out], refs[n_in + n_out :]
+
+        def load() -> Any:
+            return jax.tree.unflatten(tree, [read(leaf, ref, h, b) for leaf, ref in zip(leaves, ins, strict=True)])
+
+        with in_kernel():
+            body(Step(i, j, b == 0, b == walk.grid[2] - 1, state, masked, unmasked, load, outs, acc))
+
+    own_tile = {"q": outer, "k": lambda h, a, b, *_: walk.inner_tile(b)} if not walk.keys_outer else tile_of
+    heads = walk.grid[0]
+    out = [Leaf(jax.ShapeDtypeStruct((heads, *shape), dtype), walk.kept, role) for shape, role, dtype in outputs]
+    found = pl.pallas_call(
+        kernel,
+        name=name,
+        out_shape=[leaf.array for leaf in out],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=5,
+            grid=walk.grid,
+            in_specs=[spec(leaf) for leaf in leaves],
+            out_specs=[spec(leaf, own_tile) for leaf in out],
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        interpret=interpret,
+    )(table.reshape(-1), fetch.reshape(-1), *(leaf.array for leaf in bad), *(leaf.array for leaf in leaves))
+    return list(found)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One step of the grid: its tile (i, j), whether the first or the last of its sum, and what to do with it."""
+
+    i: Any
+    j: Any
+    first: Any
+    last: Any
+    state: Any
+    masked: Any
+    """To be visited with its mask: some pairs are not allowed, or some row is non-finite."""
+    unmasked: Any
+    load: Callable[[], Any]
+    outputs: Sequence[Any]
+    scratch: Sequence[Any]
+
+    def visit(self, f: Callable[[bool], None]) -> None:
+        """f(masked), where the tile is to be visited."""
+        pl.when(self.unmasked)(lambda: f(False))
+        pl.when(self.masked)(lambda: f(True))
+
+

@@ -1,0 +1,129 @@
+"""What has a kernel on which platform, and in words why what has none has none.
+
+The answer depends on structure, dtypes and sizes alone, never on the devices that are there.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jattn.engine import tuning
+from jattn.engine.backward import Backward
+from jattn.engine.batching import BatchLevels, register_kernel
+from jattn.engine.forward import Forward
+from jattn.engine.kernels import tpu
+from jattn.engine.plan import Operands, Plan, select_active
+from jattn.engine.schedule import PlannedFunction
+from jattn.engine.score import ScalarScore, TileScore
+from jattn.engine.tangent import Tangent
+from jattn.masks import Mask
+
+TPU = {Forward: tpu.forward, Tangent: tpu.tangent, Backward: tpu.backward}
+logger = logging.getLogger("jattn")
+
+
+def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Callable[..., Any] | None:
+    """The pass over all its heads as kernels, or None where it runs as loops, as `implementation` allows."""
+    implementation = fun.plan.implementation
+    if implementation == "loops":
+        return None
+    interpret = implementation == "interpret"
+    reason = refusal(fun, "tpu" if interpret else platform, levels, avals)
+    if reason is None:
+        return partial(TPU[type(fun)], fun, levels, interpret)
+    if implementation is not None:
+        raise ValueError(f"attention: there is no kernel for this call: {reason}. Use implementation='loops'.")
+    return None
+
+
+for kind in TPU:
+    register_kernel(kind, choose)
+
+
+def refusal(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> str | None:
+    """Why there is no kernel for a pass, in words; None if there is one.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu".
+      levels: how it is mapped.
+      avals: the types of its operands, with the axes of all levels.
+    """
+    if platform != "tpu":
+        return f"kernels are for the TPU, and the platform is {platform}"
+    plan = fun.plan
+    own = [
+        jax.ShapeDtypeStruct(a.shape[len(axes) :], a.dtype) for a, axes in zip(avals, levels.operands, strict=True)
+    ]
+    x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
+    found = of_sizes(plan, x, levels) or of_options(plan, x)
+    if found is None and isinstance(fun, Backward):
+        found = of_bias_gradient(fun, plan, x, levels)
+    if found is None and (isinstance(plan.score, ScalarScore) or of_user(x.mask)):
+        found = of_lowering(fun, levels, tuple((a.shape, a.dtype) for a in avals))
+    return found
+
+
+def of_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
+    if not (plan.static_lengths and all(isinstance(n, int) for n in levels.sizes)):
+        return "a length or the batch is a symbol"
+    if np.dtype(plan.dtype) != np.float32:
+        return f"the kernel computes in float32, not in {np.dtype(plan.dtype)}"
+    if plan.T < tuning.FEW_QUERIES:
+        return f"with fewer than {tuning.FEW_QUERIES} queries reading the keys is all there is to do"
+    if plan.tile_given and (plan.q_tile % tuning.LANES or plan.k_tile % tuning.LANES):
+        return f"tile=({plan.q_tile}, {plan.k_tile}) is not of multiples of {tuning.LANES}"
+    if max(x.q.shape[1], x.v.shape[1]) > tuning.KERNEL_MOST_WIDTH:
+        return f"a head is wider than {tuning.KERNEL_MOST_WIDTH}"
+    plan = tpu.kernel_plan(plan)
+    heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
+    if 4 * heads * plan.q_tiles * plan.k_tiles > tuning.KERNEL_SCHEDULE_BYTES:
+        return f"the block states of {heads} × {plan.q_tiles} × {plan.k_tiles} tiles do not fit into its memory of scalars"
+    return None
+
+
+def of_options(plan: Plan, x: Operands) -> str | None:
+    if x.dropout is not None:
+        return "dropout is not in the TPU kernel"
+    if any(c.ndim for c in x.captured):
+        what = "looks up a table" if isinstance(plan.score, TileScore) else "captures an array"
+        return f"the score modifier {what}, which a kernel cannot gather from"
+    if x.mask is not None:
+        roles = zip(jax.tree.leaves(x.mask), x.mask.leaf_axes(), strict=True)
+        if any(leaf.ndim for leaf, role in roles if not role):
+            return "the mask looks up a table, which a kernel cannot gather from"
+    return None
+
+
+def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
+    active = select_active(fun.tree, fun.argnums, fun.argnums)
+    if active.bias is None:
+        return None
+    if x.bias.shape != (plan.T, plan.S) or len(levels.operands[active.bias]) != len(levels.sizes):
+        return "a bias that serves several rows or heads has its gradient in loops"
+    return None
+
+
+def of_user(mask: Mask | None) -> bool:
+    """Whether a mask contains a predicate of the user's own."""
+    return mask is not None and "where(" in repr(jax.tree.map(lambda _: None, mask))
+
+
+@functools.lru_cache(maxsize=256)
+def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...]) -> str | None:
+    """Why what the user wrote cannot be lowered in a kernel, found by trying; logged once at debug level."""
+    kernel = jax.jit(partial(TPU[type(fun)], fun, levels, False))
+    try:
+        kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=("tpu",))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        logger.debug("attention runs as loops: %s", reason)
+        return f"what the score modifier or mask computes cannot be lowered there ({reason})"
+    return None
+
+

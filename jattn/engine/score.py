@@ -1,0 +1,56 @@
+"""A score modifier in the form that a tile takes: a hashable function, apart from the arrays that it closes over."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn import scores
+from jattn._types import ScoreModifier
+from jattn._values import Closed, close
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalarScore:
+    """A score modifier that is any function of scalars, as one of what it captured and of a tile."""
+
+    closed: Closed
+
+    def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        def score(x: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+            return self.closed(captured, x, t, s)[0].astype(x.dtype)
+
+        return over_pairs(score, tile, t, s)
+
+
+def over_pairs(f: Any, x: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+    """f of scalars, mapped over all axes of x; t and s are mapped where they have more than one entry."""
+    if x.ndim == 0:
+        return f(x, t.reshape(()), s.reshape(()))
+    t, s = (a.reshape((1,) * (x.ndim - a.ndim) + a.shape) for a in (t, s))
+    axes = [0 if a.shape[0] > 1 else None for a in (t, s)]
+    t, s = (a if axis == 0 else a[0] for a, axis in zip((t, s), axes, strict=True))
+    return jax.vmap(partial(over_pairs, f), (0, *axes))(x, t, s)
+
+
+@dataclasses.dataclass(frozen=True)
+class TileScore:
+    """A score modifier of this library, without its arrays: it takes a tile as it is."""
+
+    tree: Any
+
+    def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        return jax.tree.unflatten(self.tree, captured)(tile, t, s).astype(tile.dtype)
+
+
+def hoist_closure(score: ScoreModifier, dtype: Any) -> tuple[Any, tuple[jax.Array, ...]]:
+    """A score modifier as a hashable function of the arrays that it closes over, and these, so that they have
+    derivatives. Equal score modifiers are one program, however often they are written."""
+    if isinstance(score, scores.Score):
+        leaves, tree = jax.tree.flatten(score)
+        return TileScore(tree), tuple(jax.device_put(x) if isinstance(x, float) else jnp.asarray(x) for x in leaves)
+    i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
+    closed, captured, _ = close(score, x, i, i)
+    return ScalarScore(closed), captured
