@@ -13,12 +13,14 @@ masks                   which pairs of a query and a key are allowed
 scores                  what a score becomes before the softmax
 sharding                many devices: ring, all-to-all, gather, tree inside jax.shard_map
 reference               the definition, dense, on one page
+implementations         how each attention in a program runs on a platform: as a kernel, or as loops and why
 CHECKPOINT_NAMES        what a policy of jax.checkpoint saves, so that a gradient does not attend again
 """
 
 from jattn import cache, flow, heads, masks, positions, reference, scores, sharding
 from jattn._softmax import log_softmax, softmax
 from jattn.engine.forward import CHECKPOINT_NAMES
+from jattn.engine.kernels.report import implementations
 from jattn.many_heads import dot_product_attention
 from jattn.one_head import attention, explain, weights_of
 from jattn.partials import merge
@@ -35,6 +37,7 @@ __all__ = [
     "explain",
     "flow",
     "heads",
+    "implementations",
     "log_softmax",
     "masks",
     "merge",

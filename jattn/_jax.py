@@ -13,8 +13,10 @@ from typing import Any
 import jax.extend.core
 from jax._src import dispatch
 from jax.core import eval_jaxpr
+from jax.experimental import pallas
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.experimental.ode import odeint
+from jax.experimental.pallas import tpu
 from jax.extend.core import Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import ManualAxisType
@@ -34,6 +36,8 @@ WHY = MappingProxyType({
     "jax.experimental.custom_partitioning.SdyShardingRule": "the rule that goes with it",
     "jax.experimental.custom_partitioning.ArrayMapping": "the rule that goes with it",
     "jax.experimental.ode.odeint": "the continuous gradient flow; diffrax would be one more dependency",
+    "jax.experimental.pallas": "the language of kernels",
+    "jax.experimental.pallas.tpu": "its memory spaces, scratch and compiler parameters for the TPU",
     "jax.extend.core.Primitive": (
         "a batched call with a batching rule and derivatives of its own; custom_vjp has no forward mode, custom_jvp "
         "no transpose, and custom_batching.custom_vmap no derivative of higher order"
@@ -68,4 +72,6 @@ __all__ = [
     "eval_jaxpr",
     "mlir",
     "odeint",
+    "pallas",
+    "tpu",
 ]

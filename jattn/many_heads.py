@@ -27,7 +27,7 @@ def dot_product_attention(
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    implementation: Literal["xla", "cudnn"] | None = None,
+    implementation: Literal["loops", "kernel", "interpret", "xla", "cudnn"] | None = None,
     return_residual: bool = False,
     score: ScoreModifier | None = None,
     sink: ArrayLike | None = None,
@@ -53,9 +53,10 @@ def dot_product_attention(
       query_seq_lengths: integers [B], how many rows of query are filled; the others give zeros.
       key_value_seq_lengths: integers [B], how many rows of key and value are filled.
       local_window_size: (left, right), or one number for both: how many tokens to each side are attended.
-      implementation: None is jattn's engine, everywhere. 'xla' and 'cudnn' hand the call to jax.nn and its dense or
-        cuDNN path, with its semantics, memory and derivatives; never by themselves, and never as a fallback. The
-        call is refused, with the reason, where they cannot do it. The cuDNN path has not been run by this project.
+      implementation: None, 'loops', 'kernel' and 'interpret' are jattn's engine, as in `attention`. 'xla' and
+        'cudnn' hand the call to jax.nn and its dense or cuDNN path, with its semantics, memory and derivatives; never
+        by themselves, and never as a fallback. The call is refused, with the reason, where they cannot do it. The
+        cuDNN path has not been run by this project.
       return_residual: also return the log-sum-exp.
       score: f(score, q_position, k_position) -> score on scalars, for every head.
       sink: a logit that joins the denominator, a scalar or one a head [N].
@@ -92,7 +93,7 @@ def dot_product_attention(
     """
     query, key, value, unbatched = _heads(query, key, value)
     (B, T, N, _), (_, S, K, _) = query.shape, value.shape
-    if implementation in ("xla", "cudnn"):
+    if implementation not in (None, "loops", "kernel", "interpret"):
         ours = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
         ours["dropout_key"] = dropout_key
         reason = unsupported_reason(
@@ -179,7 +180,7 @@ def unsupported_reason(
       ours: the names of the arguments in use that jax.nn does not have.
     """
     if implementation not in ("xla", "cudnn"):
-        return "there are None, which is jattn's own, 'xla' and 'cudnn'"
+        return "there are None, 'loops', 'kernel' and 'interpret', which are jattn's own, 'xla' and 'cudnn'"
     if ours:
         return f"jax.nn has no {' and no '.join(ours)}"
     if isinstance(mask, Mask):

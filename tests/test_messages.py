@@ -125,6 +125,9 @@ TABLE = [
     (attend(dropout_rate=0.5, dropout_key="river"), TypeError, "attention: dropout_key must be an array of numbers in one shape, got dropout_key of type str. Pass a jax or NumPy array."),
     (attend(tile=256), TypeError, f"attention: tile must be a pair of numbers of rows, got tile of type int. {TILE}"),
     (attend(tile=(16, 24)), ValueError, f"attention: tile must be multiples of 16, got tile (16, 24). {TILE}"),
+    (attend(implementation="flash"), ValueError, "attention: implementation must be None, 'loops', 'kernel' or 'interpret', got implementation 'flash'. Leave it out for a kernel where there is one, and loops elsewhere."),
+    (attend(implementation="kernel"), ValueError, "attention: implementation must be able to do this call (kernels are for the TPU, and the platform is cpu), got implementation 'kernel'. Use implementation='loops'."),
+    (lambda: jattn.implementations(jattn.attention, ones(4, 3), ones(5, 3), ones(5, 2), platform="cuda"), ValueError, "implementations: platform must be one of 'cpu', 'gpu', 'tpu', got platform 'cuda'. Leave it out for that of the default device."),
     (attend(tile=(0, 16)), ValueError, "attention: tile must be at least 1, got tile 0. Pass a Python int of at least 1."),
     (attend(tile=(16, 16.0)), TypeError, "attention: tile must be a whole number, got tile of type float. Pass a Python int of at least 1."),
     (lambda: jattn.explain(Q[0], KEYS, V), ValueError, f"explain: q must have the axes [T, D], got q [5]. {ONE_HEAD}"),
@@ -136,7 +139,7 @@ TABLE = [
     (rows_of(lse=ones(T), rows=2), ValueError, "weights_of: rows must have the axes [R], got rows []. Pass a list of row numbers, as in rows=jax.numpy.array([2])."),
     (rows_of(k=ones(S, 4)), ValueError, "weights_of: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
     # dot_product_attention
-    (many(implementation="flash"), ValueError, f"dot_product_attention: implementation must be able to do this call (there are None, which is jattn's own, 'xla' and 'cudnn'), got implementation 'flash'. {ELSE}"),
+    (many(implementation="flash"), ValueError, f"dot_product_attention: implementation must be able to do this call (there are None, 'loops', 'kernel' and 'interpret', which are jattn's own, 'xla' and 'cudnn'), got implementation 'flash'. {ELSE}"),
     (many(implementation="cudnn"), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn wants value as wide as key), got implementation 'cudnn'. {ELSE}"),
     (many(implementation="cudnn", value=KEY), ValueError, f"dot_product_attention: implementation must be able to do this call ({CUDNN}), got implementation 'cudnn'. {ELSE}"),
     (many(implementation="xla", value=KEY.astype(np.float16)), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn wants query, key and value in one dtype), got implementation 'xla'. {ELSE}"),

@@ -24,6 +24,7 @@ ALL = [
     "explain",
     "flow",
     "heads",
+    "implementations",
     "log_softmax",
     "masks",
     "merge",
@@ -120,7 +121,17 @@ def test_each_function_says_what_it_does_and_shows_it(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["attention", "explain", "dot_product_attention", "merge", "softmax", "log_softmax", "weights_of"]
+    "name",
+    [
+        "attention",
+        "explain",
+        "dot_product_attention",
+        "merge",
+        "softmax",
+        "log_softmax",
+        "weights_of",
+        "implementations",
+    ],
 )
 def test_each_function_on_arrays_says_its_memory_and_its_source(name):
     doc = inspect.getdoc(getattr(jattn, name))

@@ -10,13 +10,14 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import are_transposes, batched_call
 from jattn.engine.forward import Forward
-from jattn.engine.kernels import support as _  # kernels register themselves
+from jattn.engine.kernels.support import register_kernels
 from jattn.engine.plan import Operands, Plan
 from jattn.engine.score import hoist_closure
 from jattn.engine.tangent import Tangent
 from jattn.masks import Mask
 
 are_transposes(Tangent, Backward)
+register_kernels()
 
 
 def attend(
@@ -40,7 +41,9 @@ def attend(
     if T == 0 or S == 0:  # no tile at all: the definition is short enough
         allowed = None if mask is None else jnp.zeros((T, S), bool)
         return reference.attention(q, k, v, mask=allowed, sink=sink)
-    plan, x = make_plan(Operands(q, k, v, bias, sink, scale, (), mask, q_positions, k_positions, dropout), score, tile, implementation)
+    plan, x = make_plan(
+        Operands(q, k, v, bias, sink, scale, (), mask, q_positions, k_positions, dropout), score, tile, implementation
+    )
     leaves, tree = jax.tree.flatten(x)
     out, m, log_sum = batched_call(Forward(plan, tree), *leaves)
     return out.astype(v.dtype), m + log_sum

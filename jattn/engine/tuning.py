@@ -74,6 +74,10 @@ KERNEL_SCHEDULE_BYTES = 2**18
 """Bytes of the schedule of a kernel: it lies in the memory of scalars, of which a core has 1 MiB."""
 
 
+KERNEL_TABLE = 64
+"""The most entries of a learned table in a kernel: it cannot gather, and looks at them one after another."""
+
+
 def kernel_tile_sizes(T: int, S: int) -> tuple[int, int]:
     """How many queries and how many keys make a tile of a kernel: as few tiles as `KERNEL_TILE` allows, evenly."""
     q, k = (LANES * math.ceil(n / math.ceil(n / KERNEL_TILE) / LANES) for n in (T, S))

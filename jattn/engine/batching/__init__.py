@@ -29,8 +29,8 @@ from jattn.engine.batching.primitive import (
     are_transposes,
     batched_call,
     batched_call_p,
+    has_kernels,
     match_varying_axes,
-    register_kernel,
     times,
 )
 from jattn.engine.batching.vmap import Vmapped
@@ -43,7 +43,7 @@ __all__ = [
     "are_transposes",
     "batched_call",
     "batched_call_p",
+    "has_kernels",
     "match_varying_axes",
-    "register_kernel",
     "times",
 ]

@@ -65,8 +65,10 @@ class BatchedFunction:
 
         Raises where the caller asked for a kernel and there is none.
         """
-        choose = _KERNELS.get(type(self))
-        return None if choose is None else choose(self, platform, levels, avals)
+        return None if self.choose_kernel is None else self.choose_kernel(platform, levels, avals)
+
+    choose_kernel: ClassVar[Callable[..., Any] | None] = None
+    """choose(platform, levels, avals), which `has_kernels` declares."""
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         """The function. Each class has its own."""
@@ -102,12 +104,9 @@ class BatchedFunction:
         return DerivedTranspose(self, argnums, n, shapes, outputs)
 
 
-_KERNELS: dict[type, Callable[..., Any]] = {}
-
-
-def register_kernel(kind: type[BatchedFunction], choose: Callable[..., Any]) -> None:
-    """Says how functions of a kind find their kernel: choose(function, platform, levels, avals)."""
-    _KERNELS[kind] = choose
+def has_kernels(kind: type[BatchedFunction], choose: Callable[..., Any]) -> None:
+    """Declares how functions of a kind find their kernels: choose(function, platform, levels, avals)."""
+    kind.choose_kernel = choose
 
 
 class Linear(BatchedFunction):
@@ -211,7 +210,9 @@ def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
     run: Any = partial(run_on, levels, fun)
     if levels.sizes and not fun.collective:
         run = partitioned(
-            lambda *sizes: partial(run_on, levels._replace(sizes=sizes), fun.resized(*sizes)), levels, ctx.module_context
+            lambda *sizes: partial(run_on, levels._replace(sizes=sizes), fun.resized(*sizes)),
+            levels,
+            ctx.module_context,
         )
     return mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
 

@@ -8,15 +8,14 @@ such as the keys of grouped heads, is found by its index and never repeated.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
+from jattn._jax import ManualAxisType
+from jattn._jax import pallas as pl
+from jattn._jax import tpu as pltpu
 from jattn._numerics import in_kernel, nonfinite_rows
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.plan import ROLES, Operands, Plan, pad
@@ -29,7 +28,7 @@ from jattn.masks import FULL, PARTIAL, TileAxis
 class Leaf:
     """An array with the levels that it has as one leading axis, and the role of its other axes."""
 
-    array: jax.Array
+    array: Any
     own: tuple[int, ...]
     role: str
     boolean: bool = False
@@ -134,23 +133,28 @@ class Call:
             laid = [self.lay(leaf, role) for leaf, role in zip(leaves, mask.leaf_axes(), strict=True)]
             mask = jax.tree.unflatten(tree, laid)
         return Operands(
-            *(self.lay(getattr(x, name), getattr(ROLES, name)) for name in ("q", "k", "v", "bias")),
+            q=self.lay(x.q, ROLES.q),
+            k=self.lay(x.k, ROLES.k),
+            v=self.lay(x.v, ROLES.v),
+            bias=self.lay(x.bias, ROLES.bias),
             sink=None if x.sink is None else self.lay(x.sink, ROLES.sink[: x.sink.array.ndim - 1]),
             scale=self.lay(x.scale, ROLES.scale),
-            captured=tuple(self.lay(c, "") for c in x.captured),
+            captured=tuple(c if c is None else self.lay(c, "n"[: c.array.ndim - 1]) for c in x.captured),
             mask=mask,
             q_positions=self.lay(x.q_positions, ROLES.q_positions),
             k_positions=self.lay(x.k_positions, ROLES.k_positions),
         )
 
-    def lay(self, leaf: Leaf | None, role: str) -> Leaf | None:
-        """A leaf in the form of its blocks: padded, and one entry a row along the last axis."""
+    def lay(self, leaf: Any, role: str) -> Any:
+        """A leaf in the form of its blocks: padded, and one entry a row along the last axis. None stays None."""
         if leaf is None:
             return None
         a, plan = leaf.array, self.plan
         lengths = {"q": (plan.T, plan.q_rows), "k": (plan.S, plan.k_rows)}
         if role == "qk":  # one entry for all rows of a side has no axis there
-            role = "".join(letter for letter, n in zip(role, a.shape[1:], strict=True) if n != 1 or lengths[letter][0] == 1)
+            role = "".join(
+                letter for letter, n in zip(role, a.shape[1:], strict=True) if n != 1 or lengths[letter][0] == 1
+            )
             a = a.reshape(a.shape[0], *(lengths[letter][0] for letter in role))
         boolean = a.dtype == jnp.bool_
         if boolean:
@@ -160,6 +164,8 @@ class Call:
         a = jnp.pad(a, more, mode="edge" if ids else "constant") if any(n for _, n in more) else a
         if role in ("q", "k"):
             a = a[:, None, :]
+        elif role == "n":  # a table, as a column
+            a, role = a[:, :, None], "n1"
         return Leaf(a, leaf.own, role, boolean)
 
     def row(self, y: jax.Array, fill: float = 0.0) -> Leaf:
@@ -182,7 +188,9 @@ class Call:
         f = of_one
         for level in reversed(own):
             f = jax.vmap(f, ([0 if level in leaf.own else None for leaf in leaves],))
-        arrays = [leaf.array.reshape(*(self.sizes[level] for level in leaf.own), *leaf.array.shape[1:]) for leaf in leaves]
+        arrays = [
+            leaf.array.reshape(*(self.sizes[level] for level in leaf.own), *leaf.array.shape[1:]) for leaf in leaves
+        ]
         return Leaf(f(arrays).reshape(-1, self.plan.q_tiles, self.plan.k_tiles), own, "")
 
     def nonfinite_tiles(self, leaf: Leaf, n: int) -> Leaf:
@@ -198,10 +206,16 @@ class Call:
             numbers = n * size + jax.lax.broadcasted_iota(jnp.int32, shape, across)
             return TileAxis(numbers, numbers if positions is None else jnp.broadcast_to(positions, shape))
 
-        wide = partial(jax.tree.map, lambda a: a.astype(plan.dtype))
+        def wide(a: Any) -> Any:
+            return None if a is None else a.astype(plan.dtype)
+
         mask = x.mask if x.mask is None else jax.tree.map(lambda a: jnp.broadcast_to(a, shape) if a.ndim else a, x.mask)
         return Tile(
-            *map(wide, (x.q, x.k, x.v, x.bias, x.scale)),
+            q=wide(x.q),
+            k=wide(x.k),
+            v=wide(x.v),
+            bias=wide(x.bias),
+            scale=wide(x.scale),
             captured=x.captured,
             mask=mask,
             q_axis=axis(i, plan.q_tile, 1, x.q_positions),
@@ -239,7 +253,10 @@ def run(
     visited = table != 0
     last = jax.lax.cummax(jnp.where(visited, jnp.arange(walk.inner, dtype=jnp.int32), -1), axis=2)
     fetch = jnp.where(last < 0, jnp.argmax(visited, axis=2).astype(jnp.int32)[..., None], last)
-    bad = [call.nonfinite_tiles(leaf, n) for leaf, n in zip(call.x[:3], (plan.q_tiles, plan.k_tiles, plan.k_tiles), strict=True)]
+    bad = [
+        call.nonfinite_tiles(leaf, n)
+        for leaf, n in zip(call.x[:3], (plan.q_tiles, plan.k_tiles, plan.k_tiles), strict=True)
+    ]
 
     def inner(h: Any, a: Any, b: Any, states_: Any, fetch_: Any, *_: Any) -> Any:
         return fetch_[walk.place(states.own, h, a, b)]
@@ -258,7 +275,9 @@ def run(
         for n, letter in zip(leaf.array.shape[1:], leaf.role if len(leaf.role) > 1 else "1" + leaf.role, strict=True):
             shape.append(sizes.get(letter, n))
             axes.append(tile_of.get(letter, lambda *_: 0))
-        return pl.BlockSpec((None, *shape), lambda h, a, b, *tables: (walk.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes)))
+        return pl.BlockSpec(
+            (None, *shape), lambda h, a, b, *tables: (walk.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes))
+        )
 
     leaves, tree = jax.tree.flatten(operands)
     leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else x for x in leaves]
@@ -296,7 +315,11 @@ def run(
 
     own_tile = {"q": outer, "k": lambda h, a, b, *_: walk.inner_tile(b)} if not walk.keys_outer else tile_of
     heads = walk.grid[0]
-    out = [Leaf(jax.ShapeDtypeStruct((heads, *shape), dtype), walk.kept, role) for shape, role, dtype in outputs]
+    # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
+    local = {"manual_axis_type": ManualAxisType()}
+    out = [
+        Leaf(jax.ShapeDtypeStruct((heads, *shape), dtype, **local), walk.kept, role) for shape, role, dtype in outputs
+    ]
     found = pl.pallas_call(
         kernel,
         name=name,
@@ -334,5 +357,3 @@ class Step:
         """f(masked), where the tile is to be visited."""
         pl.when(self.unmasked)(lambda: f(False))
         pl.when(self.masked)(lambda: f(True))
-
-

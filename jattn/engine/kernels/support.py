@@ -3,28 +3,30 @@
 The answer depends on structure, dtypes and sizes alone, never on the devices that are there.
 """
 
-import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
+from jattn import _errors
 from jattn.engine import tuning
 from jattn.engine.backward import Backward
-from jattn.engine.batching import BatchLevels, register_kernel
+from jattn.engine.batching import BatchLevels, has_kernels
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import tpu
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
-from jattn.engine.score import ScalarScore, TileScore
+from jattn.engine.score import ScalarScore
 from jattn.engine.tangent import Tangent
 from jattn.masks import Mask
 
-TPU = {Forward: tpu.forward, Tangent: tpu.tangent, Backward: tpu.backward}
+Pass = Callable[..., list[jax.Array]]
+TPU: Mapping[type, Pass] = MappingProxyType({Forward: tpu.forward, Tangent: tpu.tangent, Backward: tpu.backward})
 logger = logging.getLogger("jattn")
 
 
@@ -38,12 +40,15 @@ def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequ
     if reason is None:
         return partial(TPU[type(fun)], fun, levels, interpret)
     if implementation is not None:
-        raise ValueError(f"attention: there is no kernel for this call: {reason}. Use implementation='loops'.")
+        must, remedy = f"implementation must be able to do this call ({reason})", "Use implementation='loops'."
+        _errors.fail(ValueError, "attention", must, remedy, implementation=repr(implementation))
     return None
 
 
-for kind in TPU:
-    register_kernel(kind, choose)
+def register_kernels() -> None:
+    """Makes the passes of the engine ask for their kernels."""
+    for kind in TPU:
+        has_kernels(kind, choose)
 
 
 def refusal(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> str | None:
@@ -57,9 +62,7 @@ def refusal(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Seq
     if platform != "tpu":
         return f"kernels are for the TPU, and the platform is {platform}"
     plan = fun.plan
-    own = [
-        jax.ShapeDtypeStruct(a.shape[len(axes) :], a.dtype) for a, axes in zip(avals, levels.operands, strict=True)
-    ]
+    own = [jax.ShapeDtypeStruct(a.shape[len(axes) :], a.dtype) for a, axes in zip(avals, levels.operands, strict=True)]
     x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
     found = of_sizes(plan, x, levels) or of_options(plan, x)
     if found is None and isinstance(fun, Backward):
@@ -83,16 +86,22 @@ def of_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
     plan = tpu.kernel_plan(plan)
     heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
     if 4 * heads * plan.q_tiles * plan.k_tiles > tuning.KERNEL_SCHEDULE_BYTES:
-        return f"the block states of {heads} × {plan.q_tiles} × {plan.k_tiles} tiles do not fit into its memory of scalars"
+        return (
+            f"the block states of {heads} × {plan.q_tiles} × {plan.k_tiles} tiles do not fit into its memory of scalars"
+        )
     return None
 
 
 def of_options(plan: Plan, x: Operands) -> str | None:
     if x.dropout is not None:
         return "dropout is not in the TPU kernel"
-    if any(c.ndim for c in x.captured):
-        what = "looks up a table" if isinstance(plan.score, TileScore) else "captures an array"
-        return f"the score modifier {what}, which a kernel cannot gather from"
+    if isinstance(plan.score, ScalarScore) and any(c.ndim for c in x.captured):
+        return "the score modifier captures an array, which a kernel cannot gather from"
+    longest = max((c.shape[0] for c in x.captured if c.ndim), default=0)
+    if longest > tuning.KERNEL_TABLE:
+        return (
+            f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE}"
+        )
     if x.mask is not None:
         roles = zip(jax.tree.leaves(x.mask), x.mask.leaf_axes(), strict=True)
         if any(leaf.ndim for leaf, role in roles if not role):
@@ -114,9 +123,8 @@ def of_user(mask: Mask | None) -> bool:
     return mask is not None and "where(" in repr(jax.tree.map(lambda _: None, mask))
 
 
-@functools.lru_cache(maxsize=256)
 def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...]) -> str | None:
-    """Why what the user wrote cannot be lowered in a kernel, found by trying; logged once at debug level."""
+    """Why what the user wrote cannot be lowered in a kernel, found by trying; logged at debug level."""
     kernel = jax.jit(partial(TPU[type(fun)], fun, levels, False))
     try:
         kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=("tpu",))
@@ -125,5 +133,3 @@ def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...
         logger.debug("attention runs as loops: %s", reason)
         return f"what the score modifier or mask computes cannot be lowered there ({reason})"
     return None
-
-

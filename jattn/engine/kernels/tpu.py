@@ -8,17 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
+from jattn._jax import pallas as pl
 from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
-from jattn.engine.score import ScalarScore
 from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
 from jattn.engine.kernels.layout import Call, Leaf, Step, Walk, run
 from jattn.engine.plan import Operands, Plan, select_active
+from jattn.engine.score import ScalarScore
 from jattn.engine.tangent import Recomputed, Tangent, tangent_tile
 from jattn.masks import EMPTY
 from jattn.partials import SoftmaxState
@@ -83,7 +83,9 @@ def forward(fun: Forward, levels: BatchLevels, interpret: Any, *xs: jax.Array) -
     row = ((1, T), "q", plan.dtype)
     outputs = [((T, Dv), "qd", plan.dtype), row, row]
     walk = Walk(plan, call.sizes, call.every, keys_outer=False)
-    out, m, log_sum = run(call, walk, x, outputs, [(1, nq), (1, nq), (Dv, nq)], body, name="jattn_forward", interpret=interpret)
+    out, m, log_sum = run(
+        call, walk, x, outputs, [(1, nq), (1, nq), (Dv, nq)], body, name="jattn_forward", interpret=interpret
+    )
     ys = out[:, : plan.T], m[:, 0, : plan.T], log_sum[:, 0, : plan.T]
     return [call.gather(y, call.every, own) for y, own in zip(ys, levels.outputs, strict=True)]
 
@@ -157,7 +159,9 @@ def tangent(fun: Tangent, levels: BatchLevels, interpret: Any, *xs: jax.Array) -
     outputs = [((T, Dv), "qd", plan.dtype), ((1, T), "q", plan.dtype)]
     walk = Walk(plan, call.sizes, call.every, keys_outer=False)
     operands = (call.x, saved.rows, x_dot)
-    a, lse_dot = run(call, walk, operands, outputs, [(Dv, nq), (1, nq)], body, name="jattn_tangent", interpret=interpret)
+    a, lse_dot = run(
+        call, walk, operands, outputs, [(Dv, nq), (1, nq)], body, name="jattn_tangent", interpret=interpret
+    )
     a = call.gather(a[:, : plan.T], call.every, call.every)
     lse_dot = call.gather(lse_dot[:, 0, : plan.T], call.every, call.every)
     if raw_dot.sink is not None:
@@ -173,7 +177,7 @@ def tangent(fun: Tangent, levels: BatchLevels, interpret: Any, *xs: jax.Array) -
 def backward(fun: Backward, levels: BatchLevels, interpret: Any, *xs: jax.Array) -> list[jax.Array]:
     """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
     call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
-    plan, saved, n = call.plan, Saved.of(call), fun.tree.num_leaves
+    plan, saved = call.plan, Saved.of(call)
     dout, dlse = call.more[3:]
     dlive = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
     g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(dlive * saved.out, -1), 0)
@@ -205,14 +209,15 @@ class Pullback:
         """The parts of the cotangents of the active operands that one tile has.
 
         Where the scale is active, that of q is of the scaled query, from which both can be had. An active scalar that
-        the score modifier captured is laid out as a row, so that its cotangent is one.
+        the score modifier captured is laid out as a row, so that its cotangent is one; a table, as a row an entry.
         """
         x, rows, dout, g = step.load()
         dout = jnp.where((rows[0] > -jnp.inf).T, dout.astype(self.call.plan.dtype), 0)
         w = recomputed(self.call, x, rows, step, masked)
         moving = active.captured or (None,) * len(x.captured)
         captured = tuple(
-            c if n is None else jnp.broadcast_to(c, g.shape) for c, n in zip(x.captured, moving, strict=True)
+            c if n is None else jnp.broadcast_to(c, (*c.shape[:1], g.shape[1]) if c.ndim else g.shape)
+            for c, n in zip(x.captured, moving, strict=True)
         )
         w = w._replace(tile=w.tile._replace(captured=captured))
         if active.scale is not None:
@@ -225,10 +230,13 @@ class Pullback:
         q_leaf, every = self.operands[0].q, call.every
         T, D, nq = plan.q_rows, q_leaf.array.shape[2], plan.q_tile
         wanted = active._replace(k=None, v=None, sink=None, q=-1 if active.q is None else active.q)
-        captured = [n for n in active.captured if n is not None]
+        captured = {
+            i: leaf for i, leaf in zip(active.captured, self.operands[0].captured, strict=True) if i is not None
+        }
+        rows = [1 if leaf.role == "" else leaf.array.shape[1] for leaf in captured.values()]
         own_dtype = active.scale is None and q_leaf.own == every
-        row = ((1, T), "q", plan.dtype)
-        outputs = [((T, D), "qd", q_leaf.array.dtype if own_dtype else plan.dtype), *[row] * len(captured)]
+        outputs = [((T, D), "qd", q_leaf.array.dtype if own_dtype else plan.dtype)]
+        outputs += [((n, T), "nq", plan.dtype) for n in rows]
         outputs += [((T, plan.k_rows), "qk", plan.dtype)] * (active.bias is not None)
 
         def body(step: Step) -> None:
@@ -245,12 +253,12 @@ class Pullback:
                 if active.bias is not None:
                     step.outputs[-1][...] = parts.bias.T
 
+            def no_part() -> None:
+                step.outputs[-1][...] = jnp.zeros_like(step.outputs[-1])
+
             step.visit(visit)
             if active.bias is not None:
-
-                @pl.when(step.state == EMPTY)
-                def _() -> None:
-                    step.outputs[-1][...] = jnp.zeros_like(step.outputs[-1])
+                pl.when(step.state == EMPTY)(no_part)
 
             @pl.when(step.last)
             def _() -> None:
@@ -259,12 +267,15 @@ class Pullback:
                     out[...] = ref[...]
 
         walk = Walk(plan, call.sizes, every, keys_outer=False)
-        scratch = [(D, nq), *[(1, nq)] * len(captured)]
+        scratch = [(D, nq), *((n, nq) for n in rows)]
         dq, *rest = run(
             call, walk, self.operands, outputs, scratch, body, name="jattn_backward_q", interpret=self.interpret
         )
         dq = dq[:, : plan.T]
-        found: dict[int, Any] = {i: (y.sum((1, 2)), every) for i, y in zip(captured, rest, strict=False)}
+        found: dict[int, Any] = {
+            i: (y.sum(2) if leaf.role else y.sum((1, 2)), every)
+            for (i, leaf), y in zip(captured.items(), rest, strict=False)
+        }
         if active.bias is not None:
             found[active.bias] = rest[-1][:, : plan.T, : plan.S], every
         if active.scale is not None:

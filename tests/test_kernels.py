@@ -1,0 +1,369 @@
+"""Kernels of the TPU, interpreted: masks × scores × derivatives as defined, and what has no kernel says why.
+
+Each case is one program: the value, the gradient and the tangent, of everything that is active, in tiles of 128 × 128,
+so that full tiles, masked tiles, tiles that are passed over and tiles that pad all occur. The definition is computed in
+float64. That the kernels compile for a TPU is asked of its compiler by `make compile`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import normal
+from _oracles import weigh
+
+import jattn
+from jattn import masks, reference, scores
+
+T, S, D, Dv = 150, 300, 16, 24
+TILE = (128, 128)
+CLOSE = 64 * float(np.finfo(np.float32).eps)
+AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.arange(S, dtype=np.int32)}
+IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 70, 3).astype(np.int32)
+SOME = np.random.default_rng(1).random((T, S)) < 0.3
+
+
+def by_distance(x):
+    return lambda score, t, s: score * jnp.cos(x["c"]) + jnp.exp(-(x["c"] ** 2) * jnp.abs(t - s).astype(score.dtype))
+
+
+CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what is active; positions
+    "nothing": ((), None, None, {}),
+    "causal": ((), masks.causal(), None, AT),
+    "window": ((), masks.window(60, 20), None, AT),
+    "segments & causal": ((), masks.segments(*IDS) & masks.causal(), None, AT),
+    "prefix | ~window": ((), masks.prefix(7) | ~masks.window(80, 80), None, AT),
+    "dilated | chunked": ((), masks.dilated(3) | masks.chunked(32), None, AT),
+    "lengths": ((), masks.lengths(101, np.int32(170)), None, {}),
+    "dense": ((), masks.dense(SOME), None, {}),
+    "one row for all": ((), masks.dense(SOME[:1]), None, {}),
+    "where": ((), masks.where(lambda t, s: (t * s) % 3 < 2), None, AT),
+    "empty": ((), masks.empty(), None, {}),
+    "rows without a key": ((), masks.causal(), None, {**AT, "q_positions": AT["q_positions"] - S + T - 60}),
+    "soft cap": (("c",), masks.causal(), lambda x: scores.soft_cap(x["c"] ** 2 + 1), AT),
+    "alibi": (("c",), masks.causal(), lambda x: scores.alibi(x["c"]), AT),
+    "composed": (("c",), None, lambda x: scores.compose(scores.soft_cap(3.0), scores.alibi(x["c"])), AT),
+    "the user's own": (("c",), masks.causal(), by_distance, AT),
+    "distance bias": (("table",), masks.causal(), lambda x: scores.distance_bias(x["table"][:9]), AT),
+    "relative bias": (("table",), None, lambda x: scores.relative_bias(x["table"], max_distance=128), AT),
+    "bias": (("bias",), masks.causal(), None, AT),
+    "one sink": (("one sink",), masks.causal(), None, AT),
+    "sinks": (("sink",), masks.window(5, 0), None, AT),
+    "scale": (("scale",), masks.causal(), None, AT),
+    "everything": (("c", "bias", "sink", "scale"), masks.segments(*IDS) & ~masks.window(9, 9), by_distance, AT),
+}
+
+
+def arrays(active):
+    every = {
+        "c": np.float32(0.7),
+        "table": normal(32, seed=6),
+        "bias": normal(T, S, seed=4),
+        "one sink": np.float32(0.3),
+        "sink": normal(T, seed=5),
+        "scale": np.float32(0.4),
+    }
+    return {"q": normal(T, D), "k": normal(S, D, seed=1), "v": normal(S, Dv, seed=2)} | {n: every[n] for n in active}
+
+
+def options(x, score):
+    named = {"bias": x.get("bias"), "scale": x.get("scale"), "sink": x.get("sink", x.get("one sink"))}
+    return {"score": None if score is None else score(x), **named}
+
+
+def orders(f):
+    """value, gradient and tangent of f(x) → (out, lse)."""
+
+    @jax.jit
+    def every(x, x_dot):
+        value, tangent = jax.jvp(f, (x,), (x_dot,))
+        return value, jax.grad(lambda x: weigh(*f(x)))(x), tangent
+
+    return every
+
+
+def cast(x, dtype):
+    return {name: np.asarray(a, dtype) for name, a in x.items()}
+
+
+def assert_close(got, want, where=""):
+    for (path, g), w in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        g, w = np.asarray(g, np.float64), np.asarray(w)
+        label = f"{where}{jax.tree_util.keystr(path)}"
+        np.testing.assert_array_equal(np.isfinite(g), np.isfinite(w), err_msg=label)
+        finite = np.isfinite(w)
+        np.testing.assert_array_equal(g[~finite], w[~finite], err_msg=label)
+        bound = CLOSE * max(1.0, np.abs(w[finite]).max(initial=0))
+        assert np.abs(g[finite] - w[finite]).max(initial=0) <= bound, (
+            label,
+            np.abs(g[finite] - w[finite]).max(),
+            bound,
+        )
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_are_the_definition_and_its_derivatives(name):
+    active, mask, score, at = CASES[name]
+    x = arrays(active)
+    x_dot = {name: np.cos(np.arange(np.size(a))).reshape(np.shape(a)) for name, a in x.items()}
+
+    def kernels(x):
+        how = {"mask": mask, "return_lse": True, "tile": TILE, "implementation": "interpret", **at}
+        return jattn.attention(x["q"], x["k"], x["v"], **options(x, score), **how)
+
+    def definition(x):
+        allowed = None if mask is None else masks.to_dense(mask, T, S, **at)
+        return reference.attention(x["q"], x["k"], x["v"], mask=allowed, **options(x, score), **at)
+
+    got = orders(kernels)(cast(x, np.float32), cast(x_dot, np.float32))
+    with jax.enable_x64(True):
+        want = jax.tree.map(np.asarray, orders(definition)(cast(x, np.float64), cast(x_dot, np.float64)))
+    assert_close(got, want)
+
+
+def batch(f):
+    """dot_product_attention and its derivatives, of arrays alone."""
+
+    @jax.jit
+    def every(*x):
+        (out, lse), pull = jax.vjp(f, *x)
+        return (out, lse), pull((jnp.sin(out), jnp.cos(lse)))
+
+    return every
+
+
+def grouped(dtype=np.float32, N=4, K=2, B=2):
+    shapes = (B, T, N, D), (B, S, K, D), (B, S, K, Dv)
+    return [jnp.asarray(normal(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]
+
+
+def many(implementation, **more):
+    def f(q, k, v):
+        return jattn.dot_product_attention(
+            q, k, v, return_residual=True, tile=TILE, implementation=implementation, **more
+        )
+
+    return f
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(dtype):
+    """dk and dv are summed over the heads of a group inside the kernel, and rounded once."""
+    more = {
+        "is_causal": True,
+        "key_value_seq_lengths": np.array([100, 150], np.int32),
+        "sink": np.arange(4.0, dtype=np.float32),
+    }
+    x = grouped(dtype)
+    got, want = (batch(many(how, **more))(*x) for how in ("interpret", "loops"))
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert g.dtype == w.dtype
+        g, w = np.asarray(g, np.float32), np.asarray(w, np.float32)
+        one_rounding = np.abs(w) * 2**-7 if dtype == jnp.bfloat16 else 0
+        assert (np.abs(g - w) <= one_rounding + CLOSE * max(1, np.abs(w).max())).all()
+
+
+@pytest.mark.structure
+def test_what_differs_from_head_to_head_is_found_by_its_index():
+    slopes, ids = normal(3, seed=7, dtype=np.float32), np.stack([IDS[0], np.arange(T, dtype=np.int32) // 100])
+    q, k, v = (normal(2, 3, T, n, seed=n, dtype=np.float32) for n in (D, D, Dv))
+
+    def f(how):
+        def one(q, k, v, slope, ids):
+            mask = masks.segments(ids) & masks.causal()
+            return jattn.attention(q, k, v, mask=mask, score=scores.alibi(slope), tile=TILE, implementation=how)
+
+        heads = jax.vmap(jax.vmap(one, (0, 0, 0, 0, None)), (0, 0, 0, None, 0))
+        loss = lambda q, k, v, slopes: jnp.sum(jnp.sin(heads(q, k, v, slopes, ids)))  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))(q, k, v, slopes)
+
+    assert_close(f("interpret"), jax.tree.map(np.asarray, f("loops")))
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("where", ["masked", "met", "met everywhere"])
+def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it(where):
+    q, k, v = (normal(n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
+    k[200], v[201] = np.nan, np.inf
+    mask = {"masked": masks.lengths(None, 200), "met": masks.causal(), "met everywhere": None}[where]
+    more = {"q_positions": AT["q_positions"], "k_positions": AT["k_positions"]}
+
+    def of(how):
+        f = lambda *x: jattn.attention(*x, mask=mask, return_lse=True, tile=TILE, implementation=how, **more)  # noqa: E731
+        return jax.tree.map(np.asarray, batch(f)(q, k, v))
+
+    (got, got_gradient), (want, want_gradient) = of("interpret"), of("loops")
+    assert_close(got, want)
+    if where == "masked":
+        assert all(np.isfinite(g).all() for g in got_gradient)
+        assert_close(got_gradient, want_gradient)
+    else:
+        for g, w, own in zip(got_gradient, want_gradient, (None, 200, 201), strict=True):
+            spoiled = np.isnan(w).any(1)
+            if own is not None:  # nothing passes to a row that is not finite, whatever the tile that it lies in
+                assert (g[own] == 0).all()
+                spoiled[own] = False
+            np.testing.assert_array_equal(np.isnan(g).any(1), spoiled)
+
+
+@pytest.mark.structure
+def test_logits_as_large_as_a_million():
+    q, k, v = (normal(n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
+    of = lambda how: jattn.attention(1e3 * q, 1e3 * k, v, return_lse=True, tile=TILE, implementation=how)  # noqa: E731
+    assert_close(of("interpret"), jax.tree.map(np.asarray, of("loops")))
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("order", ["tangent of the gradient", "gradient of the tangent", "gradient of the gradient"])
+def test_higher_orders_are_those_of_the_loops(order):
+    x = [normal(n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv))]
+
+    def of(how):
+        def loss(*x):
+            out, lse = jattn.attention(*x, score=scores.soft_cap(3.0), return_lse=True, tile=TILE, implementation=how)
+            return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse))
+
+        first = jax.grad(loss, (0, 1, 2))
+        return jax.jit({
+            "tangent of the gradient": lambda *x: jax.jvp(first, x, x)[1],
+            "gradient of the tangent": jax.grad(lambda *x: jax.jvp(loss, x, tuple(map(jnp.cos, x)))[1], (0, 1, 2)),
+            "gradient of the gradient": jax.grad(lambda *x: sum(jnp.sum(jnp.sin(g)) for g in first(*x)), (0, 1, 2)),
+        }[order])(*x)  # fmt: skip
+
+    assert_close(of("interpret"), jax.tree.map(np.asarray, of("loops")))
+
+
+def kernels_in(lowered):
+    return lowered.as_text().count("tpu_custom_call")
+
+
+X = jax.ShapeDtypeStruct((2048, 64), jnp.float32)
+
+
+def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two():
+    f = lambda *x: jattn.attention(*x, mask=masks.causal(), return_lse=True)  # noqa: E731
+    loss = lambda *x: jnp.sum(f(*x)[0] ** 2)  # noqa: E731
+    programs = {1: f, 3: jax.grad(loss, (0, 1, 2)), 2: lambda *x: jax.jvp(f, x, x)}
+    for n, program in programs.items():
+        lowered = jax.jit(program).trace(X, X, X).lower(lowering_platforms=("tpu",))
+        assert kernels_in(lowered) == n
+    assert kernels_in(jax.jit(f).trace(X, X, X).lower(lowering_platforms=("cpu",))) == 0
+
+
+def test_one_exported_program_holds_the_form_of_each_platform():
+    f = jax.grad(lambda *x: jnp.sum(jattn.attention(*x, mask=masks.causal())), (0, 1, 2))
+    small = jax.ShapeDtypeStruct((T, D), jnp.float32)
+    exported = jax.export.export(jax.jit(f), platforms=("cpu", "cuda", "tpu"))(small, small, small)
+    assert exported.mlir_module().count("tpu_custom_call") == 3
+    x = [jnp.asarray(normal(T, D, seed=n), jnp.float32) for n in range(3)]
+    assert_close(exported.call(*x), jax.tree.map(np.asarray, jax.jit(f)(*x)))
+
+
+def head(T=2048, S=2048, D=64, Dv=64, dtype=jnp.float32):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in ((T, D), (S, D), (S, Dv))]
+
+
+TABLE = np.eye(32, dtype=bool)
+LEARNED = np.zeros(9, np.float32)
+WITHOUT = {  # what has no kernel: options, sizes, and what is said
+    "dropout": (
+        {"dropout_rate": 0.1, "dropout_key": np.array([0, 1], np.uint32)}, {}, "dropout is not in the TPU kernel"
+    ),
+    "blocks": ({"mask": masks.blocks(TABLE, 64)}, {}, "the mask looks up a table, which a kernel cannot gather from"),
+    "a long table": (
+        {"score": scores.distance_bias(np.zeros(129, np.float32))},
+        {},
+        "the score modifier has a table of 129 entries, and the kernel looks through 64",
+    ),
+    "a captured array": (
+        {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[t % 9]},
+        {},
+        "the score modifier captures an array, which a kernel cannot gather from",
+    ),
+    "what cannot be lowered": (
+        {"score": lambda x, t, s: x + jax.lax.sort(jnp.stack([x, -x]))[0]},
+        {},
+        "what the score modifier or mask computes cannot be lowered there",
+    ),
+    "few queries": ({}, {"T": 4}, "with fewer than 16 queries reading the keys is all there is to do"),
+    "a wide head": ({}, {"D": 512}, "a head is wider than 256"),
+    "tiles": ({"tile": (48, 64)}, {}, "tile=(48, 64) is not of multiples of 128"),
+    "a schedule": (
+        {"mask": masks.causal()},
+        {"T": 2**19, "S": 2**19},
+        "the block states of 1 × 1024 × 1024 tiles do not fit into its memory of scalars",
+    ),
+    "loops asked for": ({"implementation": "loops"}, {}, "implementation='loops' was asked for"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_what_has_no_kernel_says_why_and_runs_as_loops(name):
+    options, sizes, said = WITHOUT[name]
+    x = head(**sizes)
+    f = lambda *x: jattn.attention(*x, **options)  # noqa: E731
+    (found,) = jattn.implementations(f, *x, platform="tpu")
+    assert not found.kernel
+    assert found.reason.startswith(said), found.reason
+    assert kernels_in(jax.jit(f).trace(*x).lower(lowering_platforms=("tpu",))) == 0
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT.keys() - {"loops asked for"}))
+def test_a_kernel_that_is_asked_for_and_not_there_is_refused_with_the_reason(name):
+    options, sizes, said = WITHOUT[name]
+    f = jax.jit(lambda *x: jattn.attention(*x, implementation="kernel", **options))
+    with pytest.raises(
+        ValueError, match=r"attention: there is no kernel for this call: .* Use implementation='loops'\."
+    ) as e:
+        f.trace(*head(**sizes)).lower(lowering_platforms=("tpu",))
+    assert said in str(e.value)
+
+
+def test_float64_and_lengths_that_are_symbols_run_as_loops(x64):
+    f = lambda *x: jattn.attention(*x)  # noqa: E731
+    (found,) = jattn.implementations(f, *head(dtype=jnp.float64), platform="tpu")
+    assert found.reason == "the kernel computes in float32, not in float64"
+    (T,) = jax.export.symbolic_shape("T")
+    (found,) = jattn.implementations(f, *head(T=T, S=T), platform="tpu")
+    assert found.reason == "a length or the batch is a symbol"
+
+
+def test_on_a_platform_without_kernels_every_pass_is_loops():
+    loss = jax.grad(lambda *x: jnp.sum(jattn.attention(*x)), (0, 1, 2))
+    found = jattn.implementations(jax.jit(loss), *head(), platform="cpu")
+    assert [(x.name, x.kernel, x.reason) for x in found] == [
+        (name, False, "kernels are for the TPU, and the platform is cpu") for name in ("forward", "backward")
+    ]
+
+
+def test_derivatives_of_higher_order_are_derived_and_run_as_loops():
+    first = jax.grad(lambda *x: jnp.sum(jnp.sin(jattn.attention(*x))), (0, 1, 2))
+    found = jattn.implementations(lambda *x: jax.jvp(first, x, x), *head(), platform="tpu")
+    assert {x.name for x in found if x.kernel} == {"forward", "tangent", "backward"}
+    assert {x.reason for x in found if x.name == "derived"} == {
+        "derivatives that JAX derives of the passes run as loops"
+    }
+
+
+def test_a_bias_that_serves_every_row_has_its_gradient_in_loops():
+    loss = lambda bias, *x: jnp.sum(jattn.attention(*x, bias=bias))  # noqa: E731
+    row = jax.ShapeDtypeStruct((1, 2048), jnp.float32)
+    forward, backward = jattn.implementations(jax.grad(loss), row, *head(), platform="tpu")
+    assert forward.kernel
+    assert backward.reason == "a bias that serves several rows or heads has its gradient in loops"
+
+
+@pytest.mark.structure
+def test_over_devices_each_runs_the_kernels_of_its_own_heads():
+    mesh = jax.make_mesh((2, 2), ("batch", "heads"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec = jax.sharding.PartitionSpec("batch", None, "heads")
+    x = grouped(N=4, K=2, B=2)
+    want = batch(many("loops", is_causal=True))(*x)
+    placed = [jax.device_put(a, jax.sharding.NamedSharding(mesh, spec)) for a in x]
+    program = batch(many("interpret", is_causal=True))
+    assert_close(program(*placed), jax.tree.map(np.asarray, want))
+    assert "all-gather" not in program.lower(*placed).compile().as_text()
+    each = jax.shard_map(many("interpret", is_causal=True), mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
+    assert_close(batch(each)(*x), jax.tree.map(np.asarray, want))
