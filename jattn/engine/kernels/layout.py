@@ -8,20 +8,17 @@ such as the keys of grouped heads, is found by its index and never repeated.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jattn._jax import ManualAxisType
-from jattn._jax import pallas as pl
-from jattn._jax import tpu as pltpu
-from jattn._numerics import in_kernel, nonfinite_rows
+from jattn._numerics import nonfinite_rows
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile
-from jattn.masks import FULL, PARTIAL, TileAxis
+from jattn.masks import TileAxis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,136 +221,56 @@ class Call:
         )
 
 
-def run(
-    call: Call,
-    walk: Walk,
-    operands: Any,
-    outputs: Sequence[tuple[tuple[int, ...], str, Any]],
-    scratch: Sequence[tuple[int, ...]],
-    body: Callable[..., None],
-    *,
-    name: str,
-    interpret: Any,
-) -> list[jax.Array]:
-    """One kernel.
+class Output(NamedTuple):
+    """An array that a kernel makes of each head that it keeps apart."""
 
-    Args:
-      operands: a pytree of leaves.
-      outputs: of each (shape, role, dtype), without the axis of heads.
-      scratch: the shapes of what it accumulates, in float32.
-      body: f(step) for each step of the grid.
-
-    Returns:
-      The outputs, [heads kept, *shape].
-    """
-    plan = call.plan
-    states = call.states()
-    table = states.array.swapaxes(1, 2) if walk.keys_outer else states.array
-    # A tile that is passed over names the one before it, which is there already, so that nothing is fetched.
-    visited = table != 0
-    last = jax.lax.cummax(jnp.where(visited, jnp.arange(walk.inner, dtype=jnp.int32), -1), axis=2)
-    fetch = jnp.where(last < 0, jnp.argmax(visited, axis=2).astype(jnp.int32)[..., None], last)
-    bad = [
-        call.nonfinite_tiles(leaf, n)
-        for leaf, n in zip(call.x[:3], (plan.q_tiles, plan.k_tiles, plan.k_tiles), strict=True)
-    ]
-
-    def inner(h: Any, a: Any, b: Any, states_: Any, fetch_: Any, *_: Any) -> Any:
-        return fetch_[walk.place(states.own, h, a, b)]
-
-    def outer(h: Any, a: Any, b: Any, *_: Any) -> Any:
-        return a
-
-    tile_of = {"q": inner if walk.keys_outer else outer, "k": outer if walk.keys_outer else inner}
-    sizes = {"q": plan.q_tile, "k": plan.k_tile}
-
-    def spec(leaf: Leaf, tile_of: dict[str, Any] = tile_of) -> pl.BlockSpec:
-        if leaf.role == "":
-            return pl.BlockSpec(memory_space=pltpu.SMEM)
-        shape: list[Any] = []
-        axes: list[Any] = []
-        for n, letter in zip(leaf.array.shape[1:], leaf.role if len(leaf.role) > 1 else "1" + leaf.role, strict=True):
-            shape.append(sizes.get(letter, n))
-            axes.append(tile_of.get(letter, lambda *_: 0))
-        return pl.BlockSpec(
-            (None, *shape), lambda h, a, b, *tables: (walk.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes))
-        )
-
-    leaves, tree = jax.tree.flatten(operands)
-    leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else x for x in leaves]
-
-    def read(leaf: Leaf, ref: Any, h: Any, b: Any) -> Any:
-        if leaf.role == "":
-            value = ref[walk.flat(leaf.own, h, b)]
-        else:
-            value = ref[...]
-            value = value.astype(jnp.int32) if leaf.boolean else value
-            value = value.T if leaf.role in ("k", "qk") else value
-        return value != 0 if leaf.boolean else value
-
-    n_in, n_out = len(leaves), len(outputs)
-
-    def kernel(states_: Any, fetch_: Any, *refs: Any) -> None:
-        bad_, refs = refs[:3], refs[3:]
-        h, a, b = (pl.program_id(axis) for axis in range(3))
-        i, j = (walk.inner_tile(b), a) if walk.keys_outer else (a, walk.inner_tile(b))
-        state = states_[walk.place(states.own, h, a, b)]
-        flags = [
-            ref[walk.flat(leaf.own, h, b) * n + at]
-            for ref, leaf, n, at in zip(bad_, bad, (plan.q_tiles, plan.k_tiles, plan.k_tiles), (i, j, j), strict=True)
-        ]
-        nonfinite = flags[0] + flags[1] + flags[2] > 0
-        masked = (state == PARTIAL) | ((state == FULL) & nonfinite)
-        unmasked = (state == FULL) & ~nonfinite
-        ins, outs, acc = refs[:n_in], refs[n_in : n_in + n_out], refs[n_in + n_out :]
-
-        def load() -> Any:
-            return jax.tree.unflatten(tree, [read(leaf, ref, h, b) for leaf, ref in zip(leaves, ins, strict=True)])
-
-        with in_kernel():
-            body(Step(i, j, b == 0, b == walk.grid[2] - 1, state, masked, unmasked, load, outs, acc))
-
-    own_tile = {"q": outer, "k": lambda h, a, b, *_: walk.inner_tile(b)} if not walk.keys_outer else tile_of
-    heads = walk.grid[0]
-    # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
-    local = {"manual_axis_type": ManualAxisType()}
-    out = [
-        Leaf(jax.ShapeDtypeStruct((heads, *shape), dtype, **local), walk.kept, role) for shape, role, dtype in outputs
-    ]
-    found = pl.pallas_call(
-        kernel,
-        name=name,
-        out_shape=[leaf.array for leaf in out],
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
-            grid=walk.grid,
-            in_specs=[spec(leaf) for leaf in leaves],
-            out_specs=[spec(leaf, own_tile) for leaf in out],
-            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
-        ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
-        interpret=interpret,
-    )(table.reshape(-1), fetch.reshape(-1), *(leaf.array for leaf in bad), *(leaf.array for leaf in leaves))
-    return list(found)
+    shape: tuple[int, ...]
+    role: str
+    dtype: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """One step of the grid: its tile (i, j), whether the first or the last of its sum, and what to do with it."""
+class Kernel:
+    """One kernel, whatever the platform: for each outer tile, a fold over the inner tiles that it visits."""
 
-    i: Any
-    j: Any
-    first: Any
-    last: Any
-    state: Any
-    masked: Any
-    """To be visited with its mask: some pairs are not allowed, or some row is non-finite."""
-    unmasked: Any
-    load: Callable[[], Any]
-    outputs: Sequence[Any]
-    scratch: Sequence[Any]
+    name: str
+    call: Call
+    walk: Walk
+    operands: Any
+    """A pytree of leaves."""
+    outputs: Sequence[Output]
+    carry: Sequence[tuple[int, ...]]
+    """The shapes of what the fold carries, in the dtype of the arithmetic."""
+    start: Callable[[Any], Sequence[jax.Array]]
+    """operands → the carry before any tile; it looks at what belongs to the outer tile alone."""
+    visit: Callable[[Any, Sequence[jax.Array], Any, Any, bool], tuple[Sequence[jax.Array], Sequence[jax.Array]]]
+    """operands, carry, i, j, masked → the carry after tile (i, j), and what that tile alone has."""
+    finish: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
+    """The carry after all tiles → the outputs but those that are one a tile, which come last."""
 
-    def visit(self, f: Callable[[bool], None]) -> None:
-        """f(masked), where the tile is to be visited."""
-        pl.when(self.unmasked)(lambda: f(False))
-        pl.when(self.masked)(lambda: f(True))
+    of_tile: int = 0
+    """How many of the outputs are one a tile."""
+
+    @property
+    def tables(self) -> tuple[Leaf, list[Leaf]]:
+        """The block states, [heads, outer tiles, inner tiles], and which tiles of q, of k and of v are non-finite."""
+        call, plan = self.call, self.call.plan
+        states = call.states()
+        if self.walk.keys_outer:
+            states = dataclasses.replace(states, array=states.array.swapaxes(1, 2))
+        counts = plan.q_tiles, plan.k_tiles, plan.k_tiles
+        leaves = call.x.q, call.x.k, call.x.v
+        return states, [call.nonfinite_tiles(leaf, n) for leaf, n in zip(leaves, counts, strict=True)]
+
+    def tile_at(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """(i, j) of outer tile a and step b of its fold."""
+        inner = self.walk.inner_tile(b)
+        return (inner, a) if self.walk.keys_outer else (a, inner)
+
+    def is_nonfinite(self, tables: Sequence[Any], bad: Sequence[Leaf], h: Any, b: Any, i: Any, j: Any) -> Any:
+        """Whether a tile has a non-finite row, which makes it one to be masked; `tables` are read at an index."""
+        plan, walk = self.call.plan, self.walk
+        found = jnp.int32(0)
+        for table, leaf, n, at in zip(tables, bad, (plan.q_tiles, plan.k_tiles, plan.k_tiles), (i, j, j), strict=True):
+            found += table[walk.flat(leaf.own, h, b) * n + at]
+        return found > 0

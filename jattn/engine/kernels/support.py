@@ -18,7 +18,7 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, has_kernels
 from jattn.engine.forward import Forward
-from jattn.engine.kernels import tpu
+from jattn.engine.kernels import passes, tpu
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore
@@ -26,7 +26,13 @@ from jattn.engine.tangent import Tangent
 from jattn.masks import Mask
 
 Pass = Callable[..., list[jax.Array]]
-TPU: Mapping[type, Pass] = MappingProxyType({Forward: tpu.forward, Tangent: tpu.tangent, Backward: tpu.backward})
+PASSES: Mapping[type, Pass] = MappingProxyType(
+    {
+        Forward: passes.forward,
+        Tangent: passes.tangent,
+        Backward: passes.backward,
+    }
+)
 logger = logging.getLogger("jattn")
 
 
@@ -38,7 +44,7 @@ def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequ
     interpret = implementation == "interpret"
     reason = refusal(fun, "tpu" if interpret else platform, levels, avals)
     if reason is None:
-        return partial(TPU[type(fun)], fun, levels, interpret)
+        return partial(PASSES[type(fun)], fun, levels, partial(tpu.run, interpret=interpret))
     if implementation is not None:
         must, remedy = f"implementation must be able to do this call ({reason})", "Use implementation='loops'."
         _errors.fail(ValueError, "attention", must, remedy, implementation=repr(implementation))
@@ -47,7 +53,7 @@ def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequ
 
 def register_kernels() -> None:
     """Makes the passes of the engine ask for their kernels."""
-    for kind in TPU:
+    for kind in PASSES:
         has_kernels(kind, choose)
 
 
@@ -83,7 +89,7 @@ def of_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
         return f"tile=({plan.q_tile}, {plan.k_tile}) is not of multiples of {tuning.LANES}"
     if max(x.q.shape[1], x.v.shape[1]) > tuning.KERNEL_MOST_WIDTH:
         return f"a head is wider than {tuning.KERNEL_MOST_WIDTH}"
-    plan = tpu.kernel_plan(plan)
+    plan = passes.kernel_plan(plan)
     heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
     if 4 * heads * plan.q_tiles * plan.k_tiles > tuning.KERNEL_SCHEDULE_BYTES:
         return (
@@ -125,7 +131,7 @@ def of_user(mask: Mask | None) -> bool:
 
 def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...]) -> str | None:
     """Why what the user wrote cannot be lowered in a kernel, found by trying; logged at debug level."""
-    kernel = jax.jit(partial(TPU[type(fun)], fun, levels, False))
+    kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(tpu.run, interpret=False)))
     try:
         kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=("tpu",))
     except Exception as error:

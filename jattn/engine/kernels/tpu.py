@@ -1,6 +1,6 @@
-"""The three passes as kernels of the TPU: Pallas, compiled by Mosaic.
+"""A kernel as a program of the TPU: Pallas, compiled by Mosaic.
 
-Source: Dao et al. 2022, "FlashAttention", algorithms 2 and 4, a query tile (or, for dk and dv, a key tile) at a time.
+The grid is sequential in its last axis: the carry of a fold lies in scratch memory from step to step.
 """
 
 import dataclasses
@@ -9,320 +9,110 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jattn._jax import ManualAxisType, tpu
 from jattn._jax import pallas as pl
-from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
-from jattn.engine import tile as tiles
-from jattn.engine import tuning
-from jattn.engine.backward import Backward, backward_tile
-from jattn.engine.batching.partition import BatchLevels
-from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
-from jattn.engine.kernels.layout import Call, Leaf, Step, Walk, run
-from jattn.engine.plan import Operands, Plan, select_active
-from jattn.engine.score import ScalarScore
-from jattn.engine.tangent import Recomputed, Tangent, tangent_tile
-from jattn.masks import EMPTY
-from jattn.partials import SoftmaxState
+from jattn._numerics import in_kernel
+from jattn.engine.kernels.layout import Kernel, Leaf
+from jattn.masks import EMPTY, FULL, PARTIAL
 
 
-@dataclasses.dataclass(frozen=True)
-class ElementwiseScore:
-    """A score modifier of scalars, over a tile whose positions and captured scalars are laid out over all of it."""
+def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
+    """The outputs of a kernel, [heads kept, ...]."""
+    plan, walk = kernel.call.plan, kernel.walk
+    states, bad = kernel.tables
+    # A tile that is passed over names the one before it, which is there already, so that nothing is fetched.
+    visited = states.array != EMPTY
+    last = jax.lax.cummax(jnp.where(visited, jnp.arange(walk.inner, dtype=jnp.int32), -1), axis=2)
+    fetch = jnp.where(last < 0, jnp.argmax(visited, axis=2).astype(jnp.int32)[..., None], last)
 
-    score: ScalarScore
+    def inner(h: Any, a: Any, b: Any, states_ref: Any, fetch_ref: Any, *_: Any) -> Any:
+        return fetch_ref[walk.place(states.own, h, a, b)]
 
-    def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-        def one(x: jax.Array, t: jax.Array, s: jax.Array, *captured: jax.Array) -> jax.Array:
-            return self.score.closed(captured, x, t, s)[0].astype(x.dtype)
+    def outer(h: Any, a: Any, b: Any, *_: Any) -> Any:
+        return a
 
-        captured = (jnp.broadcast_to(c, tile.shape) for c in captured)
-        return jax.vmap(jax.vmap(one))(tile, t, s, *captured)
+    def stepped(h: Any, a: Any, b: Any, *_: Any) -> Any:
+        return walk.inner_tile(b)
 
+    sizes = {"q": plan.q_tile, "k": plan.k_tile}
 
-def kernel_plan(plan: Plan) -> Plan:
-    """The plan with the tiles of a kernel, and a score modifier that it can compute."""
-    q_tile, k_tile = (plan.q_tile, plan.k_tile) if plan.tile_given else tuning.kernel_tile_sizes(plan.T, plan.S)
-    score = ElementwiseScore(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
-    return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
+    def spec(leaf: Leaf, inner: Any) -> pl.BlockSpec:
+        """The block of a leaf at a step of the grid: `inner` finds the tile along the inner axis."""
+        if leaf.role == "":
+            return pl.BlockSpec(memory_space=tpu.SMEM)
+        tile_of = {"q": inner, "k": outer} if walk.keys_outer else {"q": outer, "k": inner}
+        letters = leaf.role if len(leaf.role) > 1 else "1" + leaf.role
+        shape = [sizes.get(letter, n) for n, letter in zip(leaf.array.shape[1:], letters, strict=True)]
+        axes = [tile_of.get(letter, lambda *_: 0) for letter in letters]
 
+        def index(h: Any, a: Any, b: Any, *tables: Any) -> Any:
+            return walk.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes)
 
-def forward(fun: Forward, levels: BatchLevels, interpret: Any, *xs: jax.Array) -> list[jax.Array]:
-    """(out, m, log_sum) of all heads."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
-    plan, x = call.plan, call.x
-    assert x.v is not None
-    nq, Dv = plan.q_tile, x.v.array.shape[2]
+        return pl.BlockSpec((None, *shape), index)
 
-    def body(step: Step) -> None:
-        def store(state: SoftmaxState) -> None:
-            for ref, value in zip(step.scratch, state, strict=True):
-                ref[...] = value
+    leaves, tree = jax.tree.flatten(kernel.operands)
+    leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else x for x in leaves]
+    n_in, n_out, n_sums = len(leaves), len(kernel.outputs), len(kernel.outputs) - kernel.of_tile
 
-        @pl.when(step.first)
-        def _() -> None:
-            sink = step.load().sink
-            store(SoftmaxState.start(sink, (1, nq), Dv, plan.dtype, transposed=True))
+    def body(states_ref: Any, fetch_ref: Any, *refs: Any) -> None:
+        flags, refs = refs[:3], refs[3:]
+        ins, outs, carry = refs[:n_in], refs[n_in : n_in + n_out], refs[n_in + n_out :]
+        h, a, b = (pl.program_id(axis) for axis in range(3))
+        i, j = kernel.tile_at(a, b)
+        state = states_ref[walk.place(states.own, h, a, b)]
+        nonfinite = kernel.is_nonfinite(flags, bad, h, b, i, j)
 
-        def visit(masked: bool) -> None:
-            tile = call.tile(step.load(), step.i, step.j)
-            state = SoftmaxState(*(ref[...] for ref in step.scratch))
-            if masked:
-                store(forward_masked_tile(plan, state, tile, transposed=True))
-            else:  # a tile with a non-finite row is visited as a masked one
-                store(forward_full_tile(plan, state, tile, lambda products: None, transposed=True))
-
-        step.visit(visit)
-
-        @pl.when(step.last)
-        def _() -> None:
-            out, m, log_sum = SoftmaxState(*(ref[...] for ref in step.scratch)).finish(transposed=True)
-            out = out + jnp.sum(out * 0, 0, keepdims=True)
-            for ref, value in zip(step.outputs, (out.T, m, log_sum), strict=True):
-                ref[...] = value
-
-    T = plan.q_rows
-    row = ((1, T), "q", plan.dtype)
-    outputs = [((T, Dv), "qd", plan.dtype), row, row]
-    walk = Walk(plan, call.sizes, call.every, keys_outer=False)
-    out, m, log_sum = run(
-        call, walk, x, outputs, [(1, nq), (1, nq), (Dv, nq)], body, name="jattn_forward", interpret=interpret
-    )
-    ys = out[:, : plan.T], m[:, 0, : plan.T], log_sum[:, 0, : plan.T]
-    return [call.gather(y, call.every, own) for y, own in zip(ys, levels.outputs, strict=True)]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Saved:
-    """What the forward pass found: whole arrays with an axis for every level, and rows for a kernel."""
-
-    out: jax.Array
-    m: jax.Array
-    log_sum: jax.Array
-    rows: tuple[Leaf, Leaf]
-
-    @classmethod
-    def of(cls, call: Call) -> "Saved":
-        out, m, log_sum = map(call.spread, call.more[:3])
-        # A row that pads has no weight anywhere: whatever its logits, they lie infinitely far below its maximum.
-        return cls(out, m, log_sum, (call.row(m, jnp.inf), call.row(log_sum)))
-
-    @property
-    def nonempty(self) -> jax.Array:
-        return self.m > -jnp.inf
-
-    def sink_weight(self, call: Call) -> jax.Array:
-        """The share of the sink in the denominator of each query."""
-        sink = call.spread(call.raw.sink)
-        sink = sink if call.raw.sink.array.ndim == 2 else sink[..., None]
-        sink, m = jnp.broadcast_arrays(sink.astype(call.plan.dtype), finite_or_zero(self.m))
-        return jnp.exp(below(sink, m) - self.log_sum)
-
-
-def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], step: Step, masked: bool) -> Recomputed:
-    """One tile of a derivative pass."""
-    tile = call.tile(x, step.i, step.j)
-    allowed = tiles.tile_mask(call.plan, tile) if masked else None
-    v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked else (tile.v, None)
-    m, log_sum = rows
-    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, None, v, v_nonfinite)
-
-
-def tangent(fun: Tangent, levels: BatchLevels, interpret: Any, *xs: jax.Array) -> list[jax.Array]:
-    """(out_dot, lse_dot) of all heads."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
-    plan, saved = call.plan, Saved.of(call)
-    raw_dot = select_active(fun.tree, fun.argnums, call.more[3:])
-    # The tangent of the sink is a matter of whole rows.
-    x_dot = call.in_blocks(raw_dot._replace(sink=None))
-    nq, Dv = plan.q_tile, saved.out.shape[-1]
-
-    def body(step: Step) -> None:
-        @pl.when(step.first)
-        def _() -> None:
-            for ref in step.scratch:
-                ref[...] = jnp.zeros_like(ref)
+        def load() -> Any:
+            return jax.tree.unflatten(
+                tree, [read(x, ref, walk.flat(x.own, h, b)) for x, ref in zip(leaves, ins, strict=True)]
+            )
 
         def visit(masked: bool) -> None:
-            x, rows, x_dot = step.load()
-            tile_dot = call.tile(x_dot, step.i, step.j)
-            a, lse_dot = tangent_tile(plan, recomputed(call, x, rows, step, masked), tile_dot)
-            step.scratch[0][...] += a
-            step.scratch[1][...] += lse_dot[None, :]
+            after, of_tile = kernel.visit(load(), [ref[...] for ref in carry], i, j, masked)
+            store(carry, after)
+            store(outs[n_sums:], of_tile)
 
-        step.visit(visit)
+        pl.when(b == 0)(lambda: store(carry, kernel.start(load())))
+        pl.when((state == FULL) & ~nonfinite)(lambda: visit(False))
+        pl.when((state == PARTIAL) | ((state == FULL) & nonfinite))(lambda: visit(True))
+        if kernel.of_tile:
+            pl.when(state == EMPTY)(lambda: store(outs[n_sums:], [jnp.zeros_like(ref) for ref in outs[n_sums:]]))
+        pl.when(b == walk.grid[2] - 1)(lambda: store(outs[:n_sums], kernel.finish([ref[...] for ref in carry])))
 
-        @pl.when(step.last)
-        def _() -> None:
-            step.outputs[0][...] = step.scratch[0][...].T
-            step.outputs[1][...] = step.scratch[1][...]
+    def traced(*refs: Any) -> None:
+        with in_kernel():
+            body(*refs)
 
-    T = plan.q_rows
-    outputs = [((T, Dv), "qd", plan.dtype), ((1, T), "q", plan.dtype)]
-    walk = Walk(plan, call.sizes, call.every, keys_outer=False)
-    operands = (call.x, saved.rows, x_dot)
-    a, lse_dot = run(
-        call, walk, operands, outputs, [(Dv, nq), (1, nq)], body, name="jattn_tangent", interpret=interpret
+    # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
+    local = {"manual_axis_type": ManualAxisType()}
+    heads = walk.grid[0]
+    out = [Leaf(jax.ShapeDtypeStruct((heads, *y.shape), y.dtype, **local), walk.kept, y.role) for y in kernel.outputs]
+    return list(
+        pl.pallas_call(
+            traced,
+            name=kernel.name,
+            out_shape=[y.array for y in out],
+            grid_spec=tpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=5,
+                grid=walk.grid,
+                in_specs=[spec(x, inner) for x in leaves],
+                out_specs=[spec(y, stepped) for y in out],
+                scratch_shapes=[tpu.VMEM(shape, plan.dtype) for shape in kernel.carry],
+            ),
+            compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+            interpret=interpret,
+        )(states.array.reshape(-1), fetch.reshape(-1), *(x.array for x in bad), *(x.array for x in leaves))
     )
-    a = call.gather(a[:, : plan.T], call.every, call.every)
-    lse_dot = call.gather(lse_dot[:, 0, : plan.T], call.every, call.every)
-    if raw_dot.sink is not None:
-        sink_dot = call.spread(raw_dot.sink)
-        sink_dot = sink_dot if raw_dot.sink.array.ndim == 2 else sink_dot[..., None]
-        lse_dot += saved.sink_weight(call) * sink_dot
-    return [
-        jnp.where(saved.nonempty[..., None], a - lse_dot[..., None] * saved.out, 0),
-        jnp.where(saved.nonempty, lse_dot, 0),
-    ]
 
 
-def backward(fun: Backward, levels: BatchLevels, interpret: Any, *xs: jax.Array) -> list[jax.Array]:
-    """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
-    plan, saved = call.plan, Saved.of(call)
-    dout, dlse = call.more[3:]
-    dlive = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
-    g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(dlive * saved.out, -1), 0)
-    pull = Pullback(call, (call.x, saved.rows, call.lay(dout, "qd"), call.row(g)), interpret)
-    # Each active operand by its number, so that every cotangent finds its place.
-    active = select_active(fun.tree, fun.argnums, fun.argnums)
-    found: dict[int, tuple[jax.Array, tuple[int, ...]]] = {}
-    if jax.tree.leaves(active._replace(k=None, v=None, sink=None)):
-        found |= pull.to_queries(active)
-    if active.k is not None or active.v is not None:
-        kept = {level for i in (active.k, active.v) if i is not None for level in levels.operands[i]}
-        found |= pull.to_keys(active, tuple(sorted(kept)))
-    if active.sink is not None:
-        dsink = (saved.sink_weight(call) * g).reshape(-1, plan.T)
-        found[active.sink] = dsink if call.raw.sink.array.ndim == 2 else dsink.sum(-1), call.every
-    out = [call.gather(*found[i], levels.operands[i]) for i in fun.argnums]
-    return [y.reshape(xs[i].shape).astype(xs[i].dtype) for i, y in zip(fun.argnums, out, strict=True)]
+def store(refs: Any, values: Any) -> None:
+    for ref, value in zip(refs, values, strict=True):
+        ref[...] = value.astype(ref.dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pullback:
-    """The kernels of the backward pass, and what they read: the operands, the rows of (m, log_sum), dout, g."""
-
-    call: Call
-    operands: tuple[Operands, tuple[Leaf, Leaf], Leaf, Leaf]
-    interpret: Any
-
-    def tile(self, step: Step, masked: bool, active: Operands) -> Operands:
-        """The parts of the cotangents of the active operands that one tile has.
-
-        Where the scale is active, that of q is of the scaled query, from which both can be had. An active scalar that
-        the score modifier captured is laid out as a row, so that its cotangent is one; a table, as a row an entry.
-        """
-        x, rows, dout, g = step.load()
-        dout = jnp.where((rows[0] > -jnp.inf).T, dout.astype(self.call.plan.dtype), 0)
-        w = recomputed(self.call, x, rows, step, masked)
-        moving = active.captured or (None,) * len(x.captured)
-        captured = tuple(
-            c if n is None else jnp.broadcast_to(c, (*c.shape[:1], g.shape[1]) if c.ndim else g.shape)
-            for c, n in zip(x.captured, moving, strict=True)
-        )
-        w = w._replace(tile=w.tile._replace(captured=captured))
-        if active.scale is not None:
-            w = w._replace(tile=w.tile._replace(q=w.tile.q * w.tile.scale, scale=jnp.float32(1)))
-        return backward_tile(self.call.plan, w, active._replace(scale=None), dout, g)
-
-    def to_queries(self, active: Operands) -> dict[int, Any]:
-        """The cotangents of q, bias, scale and what the score modifier captured."""
-        call, plan = self.call, self.call.plan
-        q_leaf, every = self.operands[0].q, call.every
-        T, D, nq = plan.q_rows, q_leaf.array.shape[2], plan.q_tile
-        wanted = active._replace(k=None, v=None, sink=None, q=-1 if active.q is None else active.q)
-        captured = {
-            i: leaf for i, leaf in zip(active.captured, self.operands[0].captured, strict=True) if i is not None
-        }
-        rows = [1 if leaf.role == "" else leaf.array.shape[1] for leaf in captured.values()]
-        own_dtype = active.scale is None and q_leaf.own == every
-        outputs = [((T, D), "qd", q_leaf.array.dtype if own_dtype else plan.dtype)]
-        outputs += [((n, T), "nq", plan.dtype) for n in rows]
-        outputs += [((T, plan.k_rows), "qk", plan.dtype)] * (active.bias is not None)
-
-        def body(step: Step) -> None:
-            @pl.when(step.first)
-            def _() -> None:
-                for ref in step.scratch:
-                    ref[...] = jnp.zeros_like(ref)
-
-            def visit(masked: bool) -> None:
-                parts = self.tile(step, masked, wanted)
-                sums = [parts.q, *(c for c in parts.captured if c is not None)]
-                for ref, part in zip(step.scratch, sums, strict=True):
-                    ref[...] += part
-                if active.bias is not None:
-                    step.outputs[-1][...] = parts.bias.T
-
-            def no_part() -> None:
-                step.outputs[-1][...] = jnp.zeros_like(step.outputs[-1])
-
-            step.visit(visit)
-            if active.bias is not None:
-                pl.when(step.state == EMPTY)(no_part)
-
-            @pl.when(step.last)
-            def _() -> None:
-                step.outputs[0][...] = step.scratch[0][...].T.astype(step.outputs[0].dtype)
-                for out, ref in zip(step.outputs[1:], step.scratch[1:], strict=False):
-                    out[...] = ref[...]
-
-        walk = Walk(plan, call.sizes, every, keys_outer=False)
-        scratch = [(D, nq), *((n, nq) for n in rows)]
-        dq, *rest = run(
-            call, walk, self.operands, outputs, scratch, body, name="jattn_backward_q", interpret=self.interpret
-        )
-        dq = dq[:, : plan.T]
-        found: dict[int, Any] = {
-            i: (y.sum(2) if leaf.role else y.sum((1, 2)), every)
-            for (i, leaf), y in zip(captured.items(), rest, strict=False)
-        }
-        if active.bias is not None:
-            found[active.bias] = rest[-1][:, : plan.T, : plan.S], every
-        if active.scale is not None:
-            q = finite_or_zero_entries(call.spread(call.raw.q).astype(plan.dtype))
-            unscaled = call.gather(dq, every, every)
-            found[active.scale] = (unscaled * q).sum((-2, -1)).reshape(-1), every
-            dq = (unscaled * call.spread(call.raw.scale)[..., None, None]).reshape(dq.shape)
-        if active.q is not None:
-            found[active.q] = dq, every
-        return found
-
-    def to_keys(self, active: Operands, kept: tuple[int, ...]) -> dict[int, Any]:
-        """The cotangents of k and v: each key tile visits the query tiles of all heads that share it."""
-        call, plan = self.call, self.call.plan
-        x = self.operands[0]
-        wanted = Operands(None, active.k, active.v, captured=(None,) * len(x.captured))
-        pairs = [(i, leaf) for i, leaf in ((active.k, x.k), (active.v, x.v)) if i is not None]
-        S, nk = plan.k_rows, plan.k_tile
-        widths = [leaf.array.shape[2] for _, leaf in pairs]
-        outputs = [
-            ((S, D), "kd", leaf.array.dtype if leaf.own == kept else plan.dtype)
-            for D, (_, leaf) in zip(widths, pairs, strict=True)
-        ]
-
-        def body(step: Step) -> None:
-            @pl.when(step.first)
-            def _() -> None:
-                for ref in step.scratch:
-                    ref[...] = jnp.zeros_like(ref)
-
-            def visit(masked: bool) -> None:
-                parts = self.tile(step, masked, wanted)
-                for ref, part in zip(step.scratch, (p for p in (parts.k, parts.v) if p is not None), strict=True):
-                    ref[...] += part
-
-            step.visit(visit)
-
-            @pl.when(step.last)
-            def _() -> None:
-                for out, ref in zip(step.outputs, step.scratch, strict=True):
-                    out[...] = ref[...].astype(out.dtype)
-
-        walk = Walk(plan, call.sizes, kept, keys_outer=True)
-        scratch = [(nk, D) for D in widths]
-        ys = run(call, walk, self.operands, outputs, scratch, body, name="jattn_backward_kv", interpret=self.interpret)
-        return {i: (y[:, : plan.S], kept) for (i, _), y in zip(pairs, ys, strict=True)}
-
-
-def finite_or_zero_entries(x: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(x), x, 0)
+def read(leaf: Leaf, ref: Any, index: Any) -> Any:
+    """The block of a leaf, laid along its axes of a transposed tile."""
+    value = ref[index] if leaf.role == "" else ref[...]
+    value = value.astype(jnp.int32) if leaf.boolean else value
+    value = value.T if leaf.role in ("k", "qk") else value
+    return value != 0 if leaf.boolean else value

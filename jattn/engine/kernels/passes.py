@@ -1,0 +1,279 @@
+"""The three passes, each as kernels: what a kernel folds over tiles, and what is left to do outside of it.
+
+A pass takes `run`, which makes a platform's program of a `Kernel`.
+
+Source: Dao et al. 2022, "FlashAttention", algorithms 2 and 4, a query tile (or, for dk and dv, a key tile) at a time.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
+from jattn.engine import tile as tiles
+from jattn.engine import tuning
+from jattn.engine.backward import Backward, backward_tile
+from jattn.engine.batching.partition import BatchLevels
+from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
+from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, Walk
+from jattn.engine.plan import Operands, Plan, select_active
+from jattn.engine.score import ScalarScore
+from jattn.engine.tangent import Recomputed, Tangent, tangent_tile
+from jattn.partials import SoftmaxState
+
+Run = Callable[[Kernel], list[jax.Array]]
+Carry = Sequence[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class ElementwiseScore:
+    """A score modifier of scalars, over a tile whose positions and captured scalars are laid out over all of it."""
+
+    score: ScalarScore
+
+    def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        def one(x: jax.Array, t: jax.Array, s: jax.Array, *captured: jax.Array) -> jax.Array:
+            return self.score.closed(captured, x, t, s)[0].astype(x.dtype)
+
+        captured = (jnp.broadcast_to(c, tile.shape) for c in captured)
+        return jax.vmap(jax.vmap(one))(tile, t, s, *captured)
+
+
+def kernel_plan(plan: Plan) -> Plan:
+    """The plan with the tiles of a kernel, and a score modifier that it can compute."""
+    q_tile, k_tile = (plan.q_tile, plan.k_tile) if plan.tile_given else tuning.kernel_tile_sizes(plan.T, plan.S)
+    score = ElementwiseScore(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
+    return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
+
+
+def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
+    """(out, m, log_sum) of all heads."""
+    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
+
+    def start(x: Operands) -> Carry:
+        return SoftmaxState.start(x.sink, (1, nq), Dv, plan.dtype, transposed=True)
+
+    def visit(x: Operands, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
+        tile, state = call.tile(x, i, j), SoftmaxState(*carry)
+        if masked:
+            return forward_masked_tile(plan, state, tile, transposed=True), ()
+        # A tile with a non-finite row is visited as a masked one.
+        return forward_full_tile(plan, state, tile, lambda products: None, transposed=True), ()
+
+    def finish(carry: Carry) -> Carry:
+        out, m, log_sum = SoftmaxState(*carry).finish(transposed=True)
+        return (out + jnp.sum(out * 0, 0, keepdims=True)).T, m, log_sum
+
+    row = Output((1, T), "q", plan.dtype)
+    outputs = [Output((T, Dv), "qd", plan.dtype), row, row]
+    walk = Walk(plan, call.sizes, call.every, keys_outer=False)
+    shapes = [(1, nq), (1, nq), (Dv, nq)]
+    out, m, log_sum = run(Kernel("jattn_forward", call, walk, call.x, outputs, shapes, start, visit, finish))
+    ys = out[:, : plan.T], m[:, 0, : plan.T], log_sum[:, 0, : plan.T]
+    return [call.gather(y, call.every, own) for y, own in zip(ys, levels.outputs, strict=True)]
+
+
+def zeros(shapes: Sequence[tuple[int, ...]], dtype: Any) -> Callable[[Any], Carry]:
+    """The start of a sum."""
+    return lambda _: [jnp.zeros(shape, dtype) for shape in shapes]
+
+
+def add(carry: Carry, parts: Sequence[Any]) -> Carry:
+    return [total + part for total, part in zip(carry, parts, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Saved:
+    """What the forward pass found: whole arrays with an axis for every level, and rows for a kernel."""
+
+    out: jax.Array
+    m: jax.Array
+    log_sum: jax.Array
+    rows: tuple[Leaf, Leaf]
+
+    @classmethod
+    def of(cls, call: Call) -> "Saved":
+        out, m, log_sum = map(call.spread, call.more[:3])
+        # A row that pads has no weight anywhere: whatever its logits, they lie infinitely far below its maximum.
+        return cls(out, m, log_sum, (call.row(m, jnp.inf), call.row(log_sum)))
+
+    @property
+    def nonempty(self) -> jax.Array:
+        return self.m > -jnp.inf
+
+    def sink_weight(self, call: Call) -> jax.Array:
+        """The share of the sink in the denominator of each query."""
+        sink = call.spread(call.raw.sink)
+        sink = sink if call.raw.sink.array.ndim == 2 else sink[..., None]
+        sink, m = jnp.broadcast_arrays(sink.astype(call.plan.dtype), finite_or_zero(self.m))
+        return jnp.exp(below(sink, m) - self.log_sum)
+
+
+def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: Any, j: Any, masked: bool) -> Recomputed:
+    """One tile of a derivative pass."""
+    tile = call.tile(x, i, j)
+    allowed = tiles.tile_mask(call.plan, tile) if masked else None
+    v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked else (tile.v, None)
+    m, log_sum = rows
+    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, None, v, v_nonfinite)
+
+
+def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
+    """(out_dot, lse_dot) of all heads."""
+    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    plan, saved = call.plan, Saved.of(call)
+    raw_dot = select_active(fun.tree, fun.argnums, call.more[3:])
+    # The tangent of the sink is a matter of whole rows.
+    operands = (call.x, saved.rows, call.in_blocks(raw_dot._replace(sink=None)))
+    nq, T, Dv = plan.q_tile, plan.q_rows, saved.out.shape[-1]
+
+    def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
+        x, rows, x_dot = operands
+        a, lse_dot = tangent_tile(plan, recomputed(call, x, rows, i, j, masked), call.tile(x_dot, i, j))
+        return add(carry, (a, lse_dot[None, :])), ()
+
+    outputs = [Output((T, Dv), "qd", plan.dtype), Output((1, T), "q", plan.dtype)]
+    walk = Walk(plan, call.sizes, call.every, keys_outer=False)
+    shapes = [(Dv, nq), (1, nq)]
+    start = zeros(shapes, plan.dtype)
+    kernel = Kernel(
+        "jattn_tangent", call, walk, operands, outputs, shapes, start, visit, lambda carry: (carry[0].T, carry[1])
+    )
+    a, lse_dot = run(kernel)
+    a = call.gather(a[:, : plan.T], call.every, call.every)
+    lse_dot = call.gather(lse_dot[:, 0, : plan.T], call.every, call.every)
+    if raw_dot.sink is not None:
+        sink_dot = call.spread(raw_dot.sink)
+        sink_dot = sink_dot if raw_dot.sink.array.ndim == 2 else sink_dot[..., None]
+        lse_dot += saved.sink_weight(call) * sink_dot
+    return [
+        jnp.where(saved.nonempty[..., None], a - lse_dot[..., None] * saved.out, 0),
+        jnp.where(saved.nonempty, lse_dot, 0),
+    ]
+
+
+def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
+    """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
+    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    plan, saved = call.plan, Saved.of(call)
+    dout, dlse = call.more[3:]
+    dlive = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
+    g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(dlive * saved.out, -1), 0)
+    pull = Pullback(call, (call.x, saved.rows, call.lay(dout, "qd"), call.row(g)), run)
+    # Each active operand by its number, so that every cotangent finds its place.
+    active = select_active(fun.tree, fun.argnums, fun.argnums)
+    found: dict[int, tuple[jax.Array, tuple[int, ...]]] = {}
+    if jax.tree.leaves(active._replace(k=None, v=None, sink=None)):
+        found |= pull.to_queries(active)
+    if active.k is not None or active.v is not None:
+        kept = {level for i in (active.k, active.v) if i is not None for level in levels.operands[i]}
+        found |= pull.to_keys(active, tuple(sorted(kept)))
+    if active.sink is not None:
+        dsink = (saved.sink_weight(call) * g).reshape(-1, plan.T)
+        found[active.sink] = dsink if call.raw.sink.array.ndim == 2 else dsink.sum(-1), call.every
+    out = [call.gather(*found[i], levels.operands[i]) for i in fun.argnums]
+    return [y.reshape(xs[i].shape).astype(xs[i].dtype) for i, y in zip(fun.argnums, out, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pullback:
+    """The kernels of the backward pass, and what they read: the operands, the rows of (m, log_sum), dout, g."""
+
+    call: Call
+    operands: tuple[Operands, tuple[Leaf, Leaf], Leaf, Leaf]
+    run: Run
+
+    def tile(self, operands: Any, i: Any, j: Any, masked: bool, active: Operands) -> Operands:
+        """The parts of the cotangents of the active operands that one tile has.
+
+        Where the scale is active, that of q is of the scaled query, from which both can be had. An active scalar that
+        the score modifier captured is laid out as a row, so that its cotangent is one; a table, as a row an entry.
+        """
+        x, rows, dout, g = operands
+        dout = jnp.where((rows[0] > -jnp.inf).T, dout.astype(self.call.plan.dtype), 0)
+        w = recomputed(self.call, x, rows, i, j, masked)
+        moving = active.captured or (None,) * len(x.captured)
+        captured = tuple(
+            c if n is None else jnp.broadcast_to(c, (*c.shape[:1], g.shape[1]) if c.ndim else g.shape)
+            for c, n in zip(x.captured, moving, strict=True)
+        )
+        w = w._replace(tile=w.tile._replace(captured=captured))
+        if active.scale is not None:
+            w = w._replace(tile=w.tile._replace(q=w.tile.q * w.tile.scale, scale=jnp.float32(1)))
+        return backward_tile(self.call.plan, w, active._replace(scale=None), dout, g)
+
+    def to_queries(self, active: Operands) -> dict[int, Any]:
+        """The cotangents of q, bias, scale and what the score modifier captured."""
+        call, plan = self.call, self.call.plan
+        x, every = self.operands[0], call.every
+        T, D, nq = plan.q_rows, x.q.array.shape[2], plan.q_tile
+        wanted = active._replace(k=None, v=None, sink=None, q=-1 if active.q is None else active.q)
+        captured = {i: leaf for i, leaf in zip(active.captured, x.captured, strict=True) if i is not None}
+        entries = [1 if leaf.role == "" else leaf.array.shape[1] for leaf in captured.values()]
+        rounded = active.scale is None and x.q.own == every
+        outputs = [Output((T, D), "qd", x.q.array.dtype if rounded else plan.dtype)]
+        outputs += [Output((n, T), "nq", plan.dtype) for n in entries]
+        outputs += [Output((T, plan.k_rows), "qk", plan.dtype)] * (active.bias is not None)
+
+        def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
+            parts = self.tile(operands, i, j, masked, wanted)
+            sums = [parts.q, *(c for c in parts.captured if c is not None)]
+            return add(carry, sums), () if active.bias is None else (parts.bias.T,)
+
+        walk = Walk(plan, call.sizes, every, keys_outer=False)
+        shapes = [(D, nq), *((n, nq) for n in entries)]
+        kernel = Kernel(
+            "jattn_backward_q",
+            call,
+            walk,
+            self.operands,
+            outputs,
+            shapes,
+            zeros(shapes, plan.dtype),
+            visit,
+            lambda carry: (carry[0].T, *carry[1:]),
+            of_tile=int(active.bias is not None),
+        )
+        dq, *rest = self.run(kernel)
+        dq = dq[:, : plan.T]
+        found: dict[int, Any] = {
+            i: (y.sum(2) if leaf.role else y.sum((1, 2)), every)
+            for (i, leaf), y in zip(captured.items(), rest, strict=False)
+        }
+        if active.bias is not None:
+            found[active.bias] = rest[-1][:, : plan.T, : plan.S], every
+        if active.scale is not None:
+            q = call.spread(call.raw.q).astype(plan.dtype)
+            unscaled = call.gather(dq, every, every)
+            found[active.scale] = (unscaled * jnp.where(jnp.isfinite(q), q, 0)).sum((-2, -1)).reshape(-1), every
+            dq = (unscaled * call.spread(call.raw.scale)[..., None, None]).reshape(dq.shape)
+        if active.q is not None:
+            found[active.q] = dq, every
+        return found
+
+    def to_keys(self, active: Operands, kept: tuple[int, ...]) -> dict[int, Any]:
+        """The cotangents of k and v: each key tile visits the query tiles of all heads that share it."""
+        call, plan, x = self.call, self.call.plan, self.operands[0]
+        wanted = Operands(None, active.k, active.v, captured=(None,) * len(x.captured))
+        pairs = [(i, leaf) for i, leaf in ((active.k, x.k), (active.v, x.v)) if i is not None]
+        widths = [leaf.array.shape[2] for _, leaf in pairs]
+        outputs = [
+            Output((plan.k_rows, D), "kd", leaf.array.dtype if leaf.own == kept else plan.dtype)
+            for D, (_, leaf) in zip(widths, pairs, strict=True)
+        ]
+
+        def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
+            parts = self.tile(operands, i, j, masked, wanted)
+            return add(carry, [part for part in (parts.k, parts.v) if part is not None]), ()
+
+        walk = Walk(plan, call.sizes, kept, keys_outer=True)
+        shapes = [(plan.k_tile, D) for D in widths]
+        start = zeros(shapes, plan.dtype)
+        kernel = Kernel(
+            "jattn_backward_kv", call, walk, self.operands, outputs, shapes, start, visit, lambda carry: carry
+        )
+        return {i: (y[:, : plan.S], kept) for (i, _), y in zip(pairs, self.run(kernel), strict=True)}
