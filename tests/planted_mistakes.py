@@ -121,14 +121,15 @@ plant("dropout that depends on the tile", TILE, "axis.numbers.ravel()[0] // DROP
 plant("one tile for all pairs", "jattn/engine/tuning.py",
       "return q, even(S, max(most, most * most // q // TILE_MULTIPLE * TILE_MULTIPLE))", "return T, S",
       "tiles.py::test_tiles_are_even_and_pad_little")
-plant("weighted values not shrunk to a new maximum", PARTIALS, "acc = self.acc * shrink[..., None] +",
+plant("weighted values not shrunk to a new maximum", PARTIALS, "acc = self.acc * _beside_width(shrink, transposed) +",
       "acc = self.acc +", IN_TILES)
-plant("the sum not shrunk to a new maximum", PARTIALS, "self.total * shrink + p.sum(-1), acc",
-      "self.total + p.sum(-1), acc", IN_TILES)
+plant("the sum not shrunk to a new maximum", PARTIALS, "self.total * shrink + p.sum(**keys), acc",
+      "self.total + p.sum(**keys), acc", IN_TILES)
 plant("lse of what dropout kept alone", FORWARD,
-      "state.absorb(logits, lambda p: (p if factors is None else p * factors) @ tile.v, nan_rows(products))",
-      "state.absorb(logits if factors is None else logits + jnp.log(factors), lambda p: p @ tile.v,"
-      " nan_rows(products))", "tiles.py::test_dropout_does_not_change_the_mean_nor_lse")
+      "return state.absorb(logits, values, nan_rows(products), transposed=transposed)",
+      "factors = tiles.dropout_factors(plan, tile)\n    return state.absorb(logits if factors is None else logits + "
+      "jnp.log(factors), lambda p: p @ tile.v, nan_rows(products))",
+      "tiles.py::test_dropout_does_not_change_the_mean_nor_lse")
 plant("a NaN of a small call hidden", FORWARD, "m = logits.max(1) + _nan_rows(plan, x)(products, 0, 0)",
       "m = jnp.nanmax(logits, 1)", NONFINITE)
 plant("an infinity of a full tile hidden", PARTIALS, "m += nan_rows", "pass", NONFINITE)
@@ -145,8 +146,8 @@ plant("a call of one tile that makes its own logits", FORWARD,
       "logits = tiles.tile_logits(plan, tile, products, None, transposed=False)\n    m = ",
       "logits = products\n    m = ", one_place("one tile"))
 plant("a full tile that makes its own logits", FORWARD,
-      "logits = tiles.tile_logits(plan, tile, products, None, transposed=False)\n    factors",
-      "logits = products\n    factors", one_place("tiles"))
+      "logits = tiles.tile_logits(plan, tile, products, None, transposed=transposed)\n    values",
+      "logits = products\n    values", one_place("tiles"))
 plant("a cache that makes its own logits", "jattn/cache/_decode.py",
       "logits = tile.logits_from_products(\n        products.reshape(G, T, -1), score, None, row.allowed[None], "
       "nonfinite,\n        row.q_positions[None, :, None], row.k_positions[None, None],\n    )",
@@ -183,7 +184,7 @@ plant("a sign in the tangent of out", TANGENT, "a - lse_dot[:, None] * residuals
       "a + lse_dot[:, None] * residuals.out", SECOND)
 plant("weights of the backward pass that do not sum to one", TANGENT, "below(logits, self.m) - self.log_sum)",
       "below(logits, self.m))", SECOND)
-plant("a tangent of v that passes a NaN which is hidden", TANGENT, "jnp.where(self.v_nonfinite[:, None], 0, dv)", "dv",
+plant("a tangent of v that passes a NaN which is hidden", TANGENT, "jnp.where(self.v_nonfinite, 0, dv)", "dv",
       "engine_details.py::test_a_tangent_that_is_nan_behind_a_mask_reaches_nothing")
 plant("parts of the next row of tiles laid over this one", SCHEDULE, '{"q": i * plan.q_tile,',
       '{"q": (i + 1) * plan.q_tile,', transforms("bias"))
@@ -300,6 +301,29 @@ plant("levels of a map of maps taken for one", VMAP, "tuple(level + 1 for level 
 plant("the sum over devices left out", "jattn/engine/batching/partition.py",
       'return jax.lax.psum(y, "devices", axis_index_groups=list(groups.values()))', "return y",
       ONCE)
+
+# Kernels.
+
+KERNEL, PASSES, TPU = (f"jattn/engine/kernels/{name}.py" for name in ("layout", "passes", "tpu"))
+AS_DEFINED = "kernels.py::test_the_kernels_are_the_definition_and_its_derivatives"
+IN_GROUPS = "kernels.py::test_heads_that_share_their_keys_and_rows_of_their_own_lengths"
+plant("in a kernel, the same tile fetched at every step", TPU, "return fetch_ref[walk.place(states.own, h, a, b)]",
+      "return b * 0", f"{AS_DEFINED}[causal]")
+plant("in a kernel, the last tile left out", TPU, "pl.when(b == walk.grid[2] - 1)", "pl.when(b == walk.grid[2] - 2)",
+      f"{AS_DEFINED}[nothing]")
+plant("in a kernel, what is masked taken for full", TPU, "pl.when((state == FULL) & ~nonfinite)",
+      "pl.when((state > 0) & ~nonfinite)", f"{AS_DEFINED}[causal]")
+plant("in a kernel, a tile with a NaN taken for one without", KERNEL, "return found > 0", "return found > 3",
+      "kernels.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
+plant("in a kernel, the operands of another head", KERNEL, "index = index * self.sizes[level] + at[level]",
+      "index = at[level]", IN_GROUPS)
+plant("in a kernel, dk and dv of one head of a group alone", KERNEL, "self.count(self.shared) * self.inner",
+      "self.inner", IN_GROUPS)
+plant("in a kernel, no sink", PASSES, "SoftmaxState.start(x.sink,", "SoftmaxState.start(None,",
+      f"{AS_DEFINED}[one sink]")
+plant("in a kernel, the scale twice in the cotangent of the query", PASSES,
+      "q=w.tile.q * w.tile.scale, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[scale]")
+plant("in a kernel, the bias transposed twice", PASSES, "(parts.bias.T,)", "(parts.bias,)", f"{AS_DEFINED}[bias]")
 
 # Values.
 

@@ -5,15 +5,26 @@ so that full tiles, masked tiles, tiles that are passed over and tiles that pad 
 float64. That the kernels compile for a TPU is asked of its compiler by `make compile`.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
 from _oracles import weigh
+from jax.experimental.pallas import tpu as pallas_tpu
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 import jattn
 from jattn import masks, reference, scores
+from jattn.engine.attend import make_plan
+from jattn.engine.backward import Backward
+from jattn.engine.batching import BatchLevels
+from jattn.engine.forward import Forward
+from jattn.engine.kernels import passes, tpu
+from jattn.engine.plan import Operands
 
 T, S, D, Dv = 150, 300, 16, 24
 TILE = (128, 128)
@@ -365,3 +376,42 @@ def test_over_devices_each_runs_the_kernels_of_its_own_heads():
     assert "all-gather" not in program.lower(*placed).compile().as_text()
     each = jax.shard_map(many("interpret", is_causal=True), mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
     assert_close(batch(each)(*x), jax.tree.map(np.asarray, want))
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("mask", [None, masks.window(60, 20)], ids=["full", "window"])
+def test_a_kernel_reads_what_was_written_and_nothing_else(mask, capfd):
+    """Under JAX's interpreter of the TPU: memory holds NaN until it is written, and accesses are watched for races."""
+    params = pallas_tpu.InterpretParams(detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise")
+    run = functools.partial(tpu.run, interpret=params)
+    q, k, v = (np.asarray(normal(*shape, seed=i), np.float32) for i, shape in enumerate([(2, T, D), (S, D), (S, Dv)]))
+    options = Operands(q[0], k, v, mask=mask, **{name: jnp.asarray(a) for name, a in AT.items()})
+    plan, x = make_plan(options, None, TILE)
+    leaves, tree = jax.tree.flatten(x)
+    heads = ((0,), *[()] * (len(leaves) - 1))  # two heads of queries over the same keys
+    every = lambda *x: jattn.attention(*x, mask=mask, return_lse=True, tile=TILE, implementation="loops", **AT)  # noqa: E731
+    (want, lse), pull = jax.vjp(jax.vmap(every, (0, None, None)), q, k, v)
+    cotangents = jnp.sin(want), jnp.cos(lse)
+
+    one = BatchLevels((2,), heads, ((0,),) * 3)
+    out, m, log_sum = passes.forward(Forward(plan, tree), one, run, q, *leaves[1:])
+    assert_close((out, m + log_sum), jax.tree.map(np.asarray, (want, lse)))
+    both = BatchLevels((2,), heads + ((0,),) * 5, heads[:3])
+    got = passes.backward(Backward(plan, tree, (0, 1, 2)), both, run, q, *leaves[1:], out, m, log_sum, *cotangents)
+    assert_close(got, jax.tree.map(np.asarray, list(pull(cotangents))))
+    assert "RACE" not in "".join(capfd.readouterr())
+
+
+def test_splash_attention_has_the_same_values_and_gradients():
+    """JAX's own kernel of the TPU, where it applies: causal, no empty row, nothing that is not finite."""
+    n, H, width = 256, 2, 128
+    q, k, v = (normal(H, n, width, seed=i, dtype=np.float32) for i in range(3))
+    sizes = splash.BlockSizes(block_q=128, block_kv=128, block_kv_compute=128, block_q_dkv=128, block_kv_dkv=128,
+                              block_kv_dkv_compute=128, block_q_dq=128, block_kv_dq=128)  # fmt: skip
+    mask = splash_mask.MultiHeadMask([splash_mask.CausalMask((n, n)) for _ in range(H)])
+    theirs = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=sizes, interpret=True)
+    scaled = lambda q, k, v: theirs(q * width**-0.5, k, v)  # noqa: E731
+    ours = jax.vmap(lambda *x: jattn.attention(*x, mask=masks.causal(), tile=TILE, implementation="interpret"))
+    loss = lambda f: lambda *x: jnp.sum(jnp.sin(f(*x)))  # noqa: E731
+    got, want = (jax.jit(jax.value_and_grad(loss(f), (0, 1, 2)))(q, k, v) for f in (ours, scaled))
+    assert_close(got, jax.tree.map(np.asarray, want))
