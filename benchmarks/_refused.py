@@ -1,0 +1,16 @@
+"""What is known not to hold of a compiled program, each with its reason: patterns of `fnmatch` over `title(job)`.
+
+`what_compiles.py` fails where something is refused, grows or differs that no pattern names, and where a pattern names
+programs of a run and holds of none of them.
+"""
+
+REFUSED: dict[str, str] = {}
+"""Programs that the compiler refuses."""
+
+GROWS: dict[str, str] = {
+    "gather, *": "every device collects all keys and values: its memory is that of the whole sequence",
+}
+"""Programs of many devices whose temporaries grow with their number."""
+
+DIFFERS: dict[str, str] = {}
+"""Programs that send other bytes than `plan` says."""
