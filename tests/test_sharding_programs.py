@@ -178,6 +178,22 @@ def test_a_window_sends_to_neighbours_alone_and_a_mask_that_rules_out_all_sends_
     assert collectives(program(sharding.ring, 8, mask=both))["collective-permute"][0] == 6
 
 
+def waiting(compiled):
+    """Of the permutes in the bodies of loops, whether arithmetic of the same trip needs what they bring."""
+    found = []
+    for body in re.split(r"\n(?=%|ENTRY)", compiled.as_text()):
+        for name in re.findall(r"%([\w.\-]+) = [^\n]* collective-permute\(", body) if body.startswith("%") else ():
+            uses = [line for line in body.splitlines() if re.search(rf"[(,] ?%{re.escape(name)}[,)]", line)]
+            found.append(not all("ROOT" in line for line in uses))
+    return found
+
+
+def test_keys_of_the_next_stop_travel_while_this_one_computes():
+    assert waiting(program(sharding.ring, 8, mask=masks.causal())) == [False] * 3  # k, v and positions
+    # The control: what the gradient sums on the way is needed where it arrives.
+    assert sorted(waiting(program(sharding.ring, 8, gradient=True, mask=masks.causal()))) == [False] * 6 + [True] * 2
+
+
 def test_decoding_is_one_maximum_and_one_sum():
     x = blocks(8)
     x = (jax.ShapeDtypeStruct((1, 1, 8, 4), jnp.float32), *x[1:])

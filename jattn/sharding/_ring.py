@@ -6,7 +6,8 @@ The derivative is again a ring, given the final (out, m, log_sum), and so is its
     cotangents   dk and dv travel with k and v, gaining a part at each stop, and return home from the last one
 
 Each is linear, and each is the other's transpose; JAX derives every further order from these two. Nothing is kept of
-a stop but what travels on, so that the memory of a device does not grow with their number.
+a stop but what travels on, so that the memory of a device does not grow with their number. Keys are sent on before a
+stop looks at them: a device sends those of the next stop while it computes with its own.
 """
 
 import dataclasses
