@@ -71,10 +71,17 @@ def of_devices(everything: bool) -> Iterator[Job]:
 
 
 def chosen(ways: Sequence[str], derivatives: Sequence[str], everything: bool) -> list[Job]:
-    """All programs. Those whose temporaries are compared over T are compiled with the compiler's own effort."""
+    """All programs. Those that are compared over T, and one ring, are compiled with the compiler's own effort: with
+    less, a TPU's sends nothing while it computes."""
     found = [*of_ways(ways, derivatives, everything), *of_lengths(derivatives, everything), *of_devices(everything)]
     found.sort(key=lambda job: job["section"] == "ways" and derivatives.index(job["derivative"]))
-    return [job | {"fast": job["section"] != "lengths"} for job in found]
+
+    def fast(job: Job) -> bool:
+        if job["section"] == "devices":
+            return (job["way"], job["mask"], job["layout"]) != RINGS[0]
+        return job["section"] == "ways"
+
+    return [job | {"fast": fast(job)} for job in found]
 
 
 def title(job: Job) -> str:

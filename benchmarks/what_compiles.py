@@ -9,8 +9,8 @@ exponent of T, beside jax.nn as the control; and the schemes of `jattn.sharding`
 (`_many_devices.py`), their collectives and bytes compared with `sharding.plan`. No program may hold a float64. What
 fails must be in `_refused.py`, with its reason, and what is there must fail.
 
-Programs whose exponent is asked for are compiled as the compiler does by itself, all others with its least effort for
-speed and memory, which takes a third of the time.
+Programs whose exponent is asked for, and the causal ring, are compiled as the compiler does by itself, all others with
+its least effort for speed and memory, which takes a third of the time.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def batches(jobs: list[Job]) -> list[list[Job]]:
     return [batch for some in itertools.zip_longest(*found.values()) for batch in some if batch]
 
 
-def run(jobs: list[Job]) -> Iterator[dict[str, Any]]:
+def run(jobs: list[Job]) -> Generator[dict[str, Any], None, None]:
     """What each program's compiler said, in order. One that ends its process is refused, and the rest go on."""
     while jobs:
         command = [sys.executable, __file__, "--worker"]
@@ -118,15 +118,19 @@ def run(jobs: list[Job]) -> Iterator[dict[str, Any]]:
             process.stdin.write(json.dumps(jobs))
             process.stdin.close()
             done = 0
-            for _ in jobs:
-                timer = threading.Timer(MOST_SECONDS, process.kill)
-                timer.start()
-                line = process.stdout.readline()
-                timer.cancel()
-                if not line.startswith("{"):
-                    break
-                done += 1
-                yield json.loads(line)
+            try:
+                for _ in jobs:
+                    timer = threading.Timer(MOST_SECONDS, process.kill)
+                    timer.start()
+                    line = process.stdout.readline()
+                    timer.cancel()
+                    if not line.startswith("{"):
+                        break
+                    done += 1
+                    yield json.loads(line)
+            except GeneratorExit:  # nobody asks for the rest
+                process.kill()
+                raise
             status = process.wait()
         if done < len(jobs):
             name = signal.Signals(-status).name if status < 0 else f"status {status}"
@@ -143,9 +147,12 @@ def measured(jobs: list[Job], processes: int, log: Path | None, minutes: float) 
     rows = {name_of(row): row for row in known if name_of(row) in wanted}
 
     def one(batch: list[Job]) -> None:
-        if time.monotonic() > end:
-            return
-        for job, found in zip(batch, run(batch), strict=True):
+        answers = run(batch)
+        for job in batch:
+            if time.monotonic() > end:
+                answers.close()
+                return
+            found = next(answers)
             row = rows[name_of(job)] = {"refused": ""} | job | found
             said = row["refused"] or f"{found['seconds']:.1f} s"
             say(f"{len(rows):4} of {len(jobs)}  {title(job)}: {said}")

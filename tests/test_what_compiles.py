@@ -1,6 +1,7 @@
 """What `make compile` compiles and how it judges; nothing is compiled for a device here."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ import _many_devices
 import _selection
 import _verdicts
 import _ways
+import what_compiles
 
 NAMES = [way.name for way in _ways.WAYS]
 
@@ -166,6 +168,29 @@ def test_the_closing_line_counts_and_says_what_was_not_run():
     )
     nothing = _verdicts.Verdict([], {"tpu": "libtpu cannot be had here", "cuda": "x"})
     assert nothing.closing_line() == "make compile: not run: tpu (libtpu cannot be had here); not run: cuda (x)"
+
+
+STUB = """
+import json, os, signal, sys
+for n, job in enumerate(json.load(sys.stdin)):
+    if job["way"] == "aborts":
+        os.kill(os.getpid(), signal.SIGABRT)
+    print(json.dumps({"temporaries": n}), flush=True)
+"""
+
+
+def test_a_compiler_that_ends_its_process_has_refused_one_program(tmp_path, monkeypatch):
+    stub = tmp_path / "stub.py"
+    stub.write_text(STUB)
+    monkeypatch.setattr(what_compiles, "__file__", str(stub))
+    monkeypatch.setattr(compilers, "environment", lambda platform: dict(os.environ))
+    jobs = [row(way=way, device="H200") for way in ("first", "aborts", "third")]
+    first, second, third = what_compiles.run(jobs)
+    assert (first, third) == ({"temporaries": 0},) * 2
+    assert "SIGABRT" in second["refused"]
+    answers = what_compiles.run(jobs)
+    assert next(answers) == first
+    answers.close()
 
 
 def test_tables_say_that_nothing_was_run(tmp_path):
