@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -30,12 +32,14 @@ class Link(NamedTuple):
         return self.bytes_per_second / self.links / 2
 
 
-LINKS = {
-    "TPU v5e": Link(400e9, 4, "https://docs.cloud.google.com/tpu/docs/v5e"),
-    "TPU v5p": Link(1200e9, 6, "https://docs.cloud.google.com/tpu/docs/v5p"),
-    "TPU v6e": Link(800e9, 4, "https://docs.cloud.google.com/tpu/docs/v6e"),
-    "H200": Link(900e9, 1, "https://www.nvidia.com/en-us/data-center/h200/"),
-}
+LINKS: Mapping[str, Link] = MappingProxyType(
+    {
+        "TPU v5e": Link(400e9, 4, "https://docs.cloud.google.com/tpu/docs/v5e"),
+        "TPU v5p": Link(1200e9, 6, "https://docs.cloud.google.com/tpu/docs/v5p"),
+        "TPU v6e": Link(800e9, 4, "https://docs.cloud.google.com/tpu/docs/v6e"),
+        "H200": Link(900e9, 1, "https://www.nvidia.com/en-us/data-center/h200/"),
+    }
+)
 """Of each device, its connections within one slice (TPU, ICI) or behind one switch (H200, NVLink)."""
 
 
