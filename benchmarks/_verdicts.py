@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import _compilers as compilers
-from _refused import DIFFERS, GROWS, REFUSED
-from _selection import CONTROL, Job, title
+from _refused import DIFFERS, GROWS, NOT_LINEAR, REFUSED
+from _selection import CONTROL, LENGTHS, Job, title
 
 EXPONENT, FLAT, CONTROL_EXPONENT = 1.1, 1.05, 1.5
 """Linear in T: T to at most this. Flat: at most so many times as much on more devices. And what is not linear."""
@@ -32,10 +32,12 @@ class Verdict:
         for row in self.compiled:
             if row["float64"]:
                 self.findings.append(f"{title(row)}: holds a float64")
-        for fit in self.lengths:
-            control = fit["way"] == CONTROL
-            if fit["exponent"] < CONTROL_EXPONENT if control else fit["exponent"] > EXPONENT:
-                self.findings.append(f"{title(fit)}: temporaries grow as T^{fit['exponent']:.2f}")
+        controls, fits = ([f for f in self.lengths if (f["way"] == CONTROL) is one] for one in (True, False))
+        for fit in controls:
+            if fit["exponent"] < CONTROL_EXPONENT:
+                self.findings.append(f"{title(fit)}: the control is linear: T^{fit['exponent']:.2f}")
+        steep = [(fit, f"T^{fit['exponent']:.2f}") for fit in fits if fit["exponent"] > EXPONENT]
+        self._match(NOT_LINEAR, "has temporaries that are not linear in T", steep, fits)
         several = [row for row in self.devices if row["growth"] is not None]
         growing = [(r, f"{r['growth']:.2f} times the temporaries") for r in several if r["growth"] > FLAT]
         self._match(GROWS, "grows with the devices", growing, several)
@@ -59,13 +61,10 @@ class Verdict:
         if self.rows:
             kinds = [d for d in compilers.TOPOLOGIES if any(row["device"] == d for row in self.rows)]
             lengths = [fit for fit in self.lengths if fit["way"] != CONTROL]
+            linear = sum(fit["exponent"] <= EXPONENT for fit in lengths)
             parts = [f"{len(self.compiled)} programs compile", f"{len(self.refused)} are refused by name"]
             if lengths:
-                parts.append(
-                    "temporaries linear in T"
-                    if all(f["exponent"] <= EXPONENT for f in lengths)
-                    else "temporaries NOT linear in T"
-                )
+                parts.append(f"temporaries linear in T ({linear} of {len(lengths)} that were fitted)")
             if self.devices:
                 equal = sum(map(as_planned, self.devices))
                 parts.append(
@@ -92,6 +91,8 @@ def fitted(rows: list[Job]) -> list[Job]:
     found = []
     for _, some in groupby(rows, of):
         same = list(some)
+        if len(same) < (2 if same[0]["way"] == CONTROL else len(LENGTHS)):
+            continue
         x, y = ([math.log(max(row[name], 1)) for row in same] for name in ("T", "temporaries"))
         mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
         slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / (
@@ -173,7 +174,7 @@ and the number of collectives are those of `sharding.plan`; of the collective-pe
 have a loop of tiles between their start and their end. The contiguous causal ring is compiled as the compiler does by
 itself, the others with its least effort, with which that of the TPU sends nothing while it computes."""
 OF_WAYS = "MiB of temporaries at T = 4,096, compiled with the compiler's least effort; b: bfloat16, the others float32."
-KNOWN = {"refused": REFUSED, "grows": GROWS, "differs from plan": DIFFERS}
+KNOWN = {"refused": REFUSED, "not linear in T": NOT_LINEAR, "grows": GROWS, "differs from plan": DIFFERS}
 
 
 def page(verdict: Verdict, platform: str, head: dict[str, str]) -> str:

@@ -23,6 +23,7 @@ import _verdicts
 import _ways
 import what_compiles
 
+LENGTHS = _selection.LENGTHS
 NAMES = [way.name for way in _ways.WAYS]
 
 
@@ -142,8 +143,8 @@ def of_devices(n, **of):
     [
         ([row(refused="RuntimeError: no")], "is refused by the compiler: RuntimeError: no"),
         ([row(float64=True)], "holds a float64"),
-        ([row(section="lengths", T=T, temporaries=T**2) for T in (4096, 16384)], r"grow as T\^2\.00"),
-        ([row(section="lengths", way="jax.nn", T=T, temporaries=T) for T in (4096, 16384)], r"grow as T\^1\.00"),
+        ([row(section="lengths", T=T, temporaries=T**2) for T in LENGTHS], r"not linear in T: T\^2\.00"),
+        ([row(section="lengths", way="jax.nn", T=T, temporaries=T) for T in (4096, 16384)], "the control is linear"),
         ([of_devices(8), of_devices(64, temporaries=2**21)], "2.00 times the temporaries"),
         ([of_devices(8, sent=9)], "sends 9 bytes, planned 8"),
         ([of_devices(8, collectives={"all-gather": 3})], "differs from the plan"),
@@ -156,13 +157,14 @@ def test_what_should_not_be_is_a_finding(rows, said):
 
 
 def test_the_closing_line_counts_and_says_what_was_not_run():
-    rows = [row(), row(way="one head: lse"), *(row(section="lengths", T=T, temporaries=T) for T in (4096, 16384))]
+    rows = [row(), row(way="one head: lse"), *(row(section="lengths", T=T, temporaries=T) for T in LENGTHS)]
     verdict = _verdicts.Verdict(
         [*rows, of_devices(8), of_devices(64)], {"cuda": "jax-cuda12-plugin cannot be had here"}
     )
     assert verdict.findings == []
     assert verdict.closing_line() == (
-        "make compile: TPU v5e: 6 programs compile, 0 are refused by name, temporaries linear in T, "
+        "make compile: TPU v5e: 7 programs compile, 0 are refused by name, "
+        "temporaries linear in T (1 of 1 that were fitted), "
         "2 of 2 programs of many devices send what plan says, to the byte; "
         "not run: cuda (jax-cuda12-plugin cannot be had here)"
     )
@@ -195,13 +197,13 @@ def test_a_compiler_that_ends_its_process_has_refused_one_program(tmp_path, monk
 
 def test_tables_say_that_nothing_was_run(tmp_path):
     verdict = _verdicts.Verdict(
-        [row(), *(row(section="lengths", T=T, temporaries=T) for T in (4096, 16384)), of_devices(8)], {"cuda": "x"}
+        [row(), *(row(section="lengths", T=T, temporaries=T) for T in LENGTHS), of_devices(8)], {"cuda": "x"}
     )
     _verdicts.write_tables(tmp_path, verdict, {"libtpu": "1"})
     (page,) = tmp_path.glob("*.md")
     assert page.name == "what_compiles-tpu.md"
     assert "Compiled, not run" in page.read_text()
-    assert len(json.loads(page.with_suffix(".json").read_text())["programs"]) == 4
+    assert len(json.loads(page.with_suffix(".json").read_text())["programs"]) == 5
 
 
 def test_versions_are_those_that_jax_pins():

@@ -113,7 +113,8 @@ def plan(
     second and third of these are a loop; before it the compiler sees that both send the same. all_to_all and gather
     collect the ids of a mask once, for value and gradient; positions are taken to be known before the program runs.
     That is what the compiled programs contain, to the byte; but CPU devices compute bfloat16 in float32 and send it so,
-    in twice as many.
+    in twice as many, and the compiler of many TPU chips makes all-reduces of what gather sends, which is up to twice
+    that (`benchmarks/results/what_compiles-tpu.md`, of programs that were compiled and not run).
 
     Args:
       T: queries. S: keys. heads: H. kv_heads: Hkv. head_dim: D, also of the values. dtype: of q, k and v.
