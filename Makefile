@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly mistakes core nightly constraints browser \
-        bench measure check lint clean
+        bench measure compile compile-all compilers check lint clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -29,6 +29,7 @@ help:
 	@echo "make test-lowest    with the lowest versions that pyproject.toml names"
 	@echo "make test-newest    the engine, on the newest Python and JAX that can be had"
 	@echo "make bench   times and memory beside PyTorch, jax.nn, flax and tokamax"
+	@echo "make compile   what the compilers of TPU and GPU say, without a device; make compile-all for all of it"
 	@echo "make check   format, lint and types, then make test"
 	@echo "make clean   remove the environment and what the demos left"
 
@@ -126,7 +127,21 @@ measure: $(VENV)/.ready-bench
 	@$(BIN)/python benchmarks/how_fast_is_decoding.py
 	@$(BIN)/python benchmarks/what_determinism_costs.py
 
+# In an environment of its own, with libtpu at the version that jax pins, and the CUDA plugin and ptxas without their
+# dependencies: the compilers alone. Where one cannot be had, its platform is not run, and the last line says so.
+compile compile-all:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-compile SIZE="0.6 GB, and 1.2 GB for the compilers" compilers
+	@$(VENV)-compile/bin/python benchmarks/what_compiles.py $(if $(filter compile-all,$@),--all)
+
+compilers: $(VENV)/.ready-compile $(VENV)/.tpu $(VENV)/.cuda
+
+$(VENV)/.tpu $(VENV)/.cuda: $(VENV)/.%: benchmarks/_compilers.py | $(VENV)/.ready-compile
+	@echo "installing the compiler for $*, once"
+	@$(BIN)/python benchmarks/_compilers.py $* >$(VENV)/$*.txt && \
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -r $(VENV)/$*.txt >$(VENV)/$*.log 2>&1 && touch $@ || \
+	echo "no compiler for $*: it is not run, and the last line says so ($(VENV)/$*.log)"
+
 check: lint test
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-lowest $(VENV)-newest $(VENV)-nightly $(VENV)-uv out
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-lowest $(VENV)-newest $(VENV)-nightly $(VENV)-uv $(VENV)-compile out

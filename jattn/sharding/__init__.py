@@ -10,18 +10,20 @@ ring_all_to_all     heads among some devices, a ring through the others
 
 attention           any of them over global arrays, given a mesh and a spec
 zigzag, unzigzag    the order of rows that balances causal work
-plan                what each would send, hold and compute, and which to take
+plan                what each would send, hold and compute, and which to take; LINKS: how fast devices are connected
 
 Partial attentions are a monoid: a ring is a fold over devices, with the masks, scores, sinks and derivatives of one.
 """
 
 from jattn.sharding._mesh import attention, unzigzag, zigzag
-from jattn.sharding._plan import Comparison, Cost, plan
+from jattn.sharding._plan import LINKS, Comparison, Cost, Link, plan
 from jattn.sharding._schemes import all_to_all, gather, ring, ring_all_to_all, tree
 
 __all__ = [
+    "LINKS",
     "Comparison",
     "Cost",
+    "Link",
     "all_to_all",
     "attention",
     "gather",

@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,32 @@ from jattn.masks import FULL, Mask
 from jattn.sharding._blocks import block_states, hop_distances, leaf_axes, of_shards
 from jattn.sharding._mesh import zigzag
 from jattn.sharding._ring import RingSchedule
+
+
+class Link(NamedTuple):
+    """How fast one device is connected to others, as its vendor states; not measured."""
+
+    bytes_per_second: float
+    """Of all links of the device together, both ways."""
+    links: int
+    """Of a torus of chips two for each of its axes; one into a switch."""
+    source: str
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second over one link, one way: what a ring can send."""
+        return self.bytes_per_second / self.links / 2
+
+
+LINKS: Mapping[str, Link] = MappingProxyType(
+    {
+        "TPU v5e": Link(400e9, 4, "https://docs.cloud.google.com/tpu/docs/v5e"),
+        "TPU v5p": Link(1200e9, 6, "https://docs.cloud.google.com/tpu/docs/v5p"),
+        "TPU v6e": Link(800e9, 4, "https://docs.cloud.google.com/tpu/docs/v6e"),
+        "H200": Link(900e9, 1, "https://www.nvidia.com/en-us/data-center/h200/"),
+    }
+)
+"""Of each device, its connections within one slice (TPU, ICI) or behind one switch (H200, NVLink)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +100,7 @@ def plan(
     """What each scheme sends, holds and computes on one device for one layer of one example, and which to take.
 
         KV = (S/P)·Hkv·2D·e,   Q = (T/P)·H·D·e,   h stops beyond the first,   e, acc = bytes of dtype, of arithmetic
-        ring          h·(KV + I), for the gradient (h − f)·(KV + I) + (h + 1)·KV·acc/e more
+        ring          h·(KV + I), for the gradient (h − f)·(KV + I) + h·KV·acc/e + KV more
                       h = P − 1, fewer where a mask rules out; I = 4·S/P, if it looks at positions, and 4·S/P for ids
         all_to_all    (P − 1)/P·(2·Q + c·KV), that again for the gradient; c = max(1, P/Hkv) copies
         gather        (P − 1)·KV, that again for the gradient
@@ -81,16 +109,19 @@ def plan(
         work          4·D·H·pairs; the gradient 2.5 times that more
         seconds       max(work/F, sent/W) for a ring, their sum else
 
-    f is how many hops value and gradient share: those before the first two of one length in a row. These are a loop;
-    before it the compiler sees that both send the same. all_to_all and gather collect the ids of a mask once, for value
-    and gradient; positions are taken to be known before the program runs. That is what the compiled programs contain,
-    to the byte; but CPU devices compute bfloat16 in float32 and send it so, in twice as many.
+    f is how many hops value and gradient share: the first, and those before the first three of one length in a row. The
+    second and third of these are a loop; before it the compiler sees that both send the same. all_to_all and gather
+    collect the ids of a mask once, for value and gradient; positions are taken to be known before the program runs.
+    That is what the compiled programs contain, to the byte; but CPU devices compute bfloat16 in float32 and send it so,
+    in twice as many, and the compiler of many TPU chips makes all-reduces of what gather sends, which is up to twice
+    that (`benchmarks/results/what_compiles-tpu.md`, of programs that were compiled and not run).
 
     Args:
       T: queries. S: keys. heads: H. kv_heads: Hkv. head_dim: D, also of the values. dtype: of q, k and v.
       devices: P.
       flops_per_second: F, of one device, as achieved: peak × efficiency.
-      bandwidth: W, bytes per second over one link.
+      bandwidth: W, bytes per second over one link, one way: as measured, or what the vendor states,
+        `LINKS["TPU v5e"].bandwidth`; there are "TPU v5e", "TPU v5p", "TPU v6e" and "H200".
       mask: which pairs are allowed; work and balance follow its block states on pieces of shards (PARTIAL counts half).
 
     Returns:
@@ -108,6 +139,8 @@ def plan(
       ...                         flops_per_second=4e14, bandwidth=5e10, mask=jattn.masks.causal())
       >>> p.choice
       'ring, zigzag'
+      >>> jattn.sharding.LINKS["TPU v5e"].bandwidth  # 400 GB/s, over four links, both ways
+      50000000000.0
     """
     sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
     T, S, H, K, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
@@ -143,11 +176,12 @@ def plan(
     def around(R: int, orders: Any, kv: int) -> tuple[tuple[int, int], int, int]:
         """Of a ring of R: permutes of the value, and with its gradient; bytes of the value, more of the gradient."""
         ring = RingSchedule.past(None, R, hop_distances(mask, orders, R))
-        h, f = len(ring.strides), len(list(itertools.takewhile(lambda run: run[1] == 1, ring.runs)))
+        h, alone = len(ring.strides), itertools.takewhile(lambda run: run[1] == 1, ring.runs)
+        f = min(h, 1 + len(list(alone)))
         few = (mask is not None and mask.looks_at_positions) + of_keys
-        keys, home = kv + few * rows["k"] * (P // R), h + (h > 0)
-        counts = h * (2 + few), (2 * h - f) * (2 + few) + 2 * home
-        return counts, h * keys, (h - f) * keys + home * (kv * acc // e)
+        keys, home = kv + few * rows["k"] * (P // R), int(h > 0)
+        counts = h * (2 + few), (2 * h - f) * (2 + few) + 2 * (h + home)
+        return counts, h * keys, (h - f) * keys + h * (kv * acc // e) + home * kv
 
     def contiguous(P: int, synchronous: bool = True) -> tuple[float, float]:
         return _work(mask, _orders("contiguous", T, S, P), P, synchronous=synchronous) if whole else (float(T) * S, 1.0)

@@ -6,7 +6,8 @@ The derivative is again a ring, given the final (out, m, log_sum), and so is its
     cotangents   dk and dv travel with k and v, gaining a part at each stop, and return home from the last one
 
 Each is linear, and each is the other's transpose; JAX derives every further order from these two. Nothing is kept of
-a stop but what travels on, so that the memory of a device does not grow with their number.
+a stop but what travels on, so that the memory of a device does not grow with their number. Keys are sent on before a
+stop looks at them: a device sends those of the next stop while it computes with its own.
 """
 
 import dataclasses
@@ -26,6 +27,8 @@ from jattn.engine.plan import Plan
 from jattn.engine.tangent import Tangent
 from jattn.partials import merge_finished
 
+Keep = Callable[[Callable[[], Any]], Any]
+"""Calls its argument, and says what of it is kept for a derivative."""
 Levels = tuple[bool, bool, bool]
 EACH: Levels = (True, True, True)
 """One entry for each example, key/value head and query head of it."""
@@ -45,9 +48,10 @@ class RingSchedule:
         return cls(axis_name, size, tuple(j - i for i, j in itertools.pairwise(visited)))
 
     @property
-    def runs(self) -> list[tuple[int, int]]:
-        """The strides, and how many equal ones follow each other."""
-        return [(stride, len(list(run))) for stride, run in itertools.groupby(self.strides)]
+    def runs(self) -> list[tuple[tuple[int, int], int]]:
+        """The strides that lead to a stop and on from it, of all but the first and last, and how many follow each
+        other that are equal."""
+        return [(both, len(list(run))) for both, run in itertools.groupby(itertools.pairwise(self.strides))]
 
     def shift(self, xs: Any, stride: int) -> Any:
         """What travels, `stride` devices further."""
@@ -59,12 +63,25 @@ class RingSchedule:
     def return_home(self, xs: Any) -> Any:
         return self.shift(xs, -sum(self.strides))
 
-    def run(self, hop: Callable[[Any, int], Any], carry: Any) -> Any:
-        """Folds `hop(carry, stride)` over the stops but the first; equal strides in a row are one loop."""
-        for stride, n in self.runs:
-            step = partial(lambda by, c, _: (hop(c, by), None), stride)
+    def run(self, stop: Callable[[Any, Any, int], Any], total: Any, travelling: Any, kept: Keep) -> Any:
+        """Folds `stop(total, travelling, stride)` over the stops but the first; equal strides in a row are one loop.
+
+        What travels is sent on before a stop looks at it: nothing of the next stop's waits for this one's arithmetic,
+        and a device may send and compute at the same time.
+        """
+        if not self.strides:
+            return total
+
+        def hop(carry: Any, strides: tuple[int, int]) -> Any:
+            total, here = carry
+            ahead = self.shift(here, strides[1])
+            return stop(total, here, strides[0]), ahead
+
+        carry = total, self.shift(travelling, self.strides[0])
+        for both, n in self.runs:
+            step = partial(lambda by, c, _: (kept(lambda: hop(c, by)), None), both)
             carry = jax.lax.scan(step, carry, length=n)[0]
-        return carry
+        return kept(lambda: stop(*carry, self.strides[-1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +134,12 @@ class _RingPass(BatchedFunction):
         return dataclasses.replace(self, heads=heads)
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
-        return self.run(lambda hop: hop, *xs)
+        return self.run(lambda stop: stop(), *xs)
 
     def transposable(self, *xs: jax.Array) -> list[jax.Array]:
-        return self.run(lambda hop: lambda carry, stride: recomputed(lambda: hop(carry, stride)), *xs)
+        return self.run(recomputed, *xs)
 
-    def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, kept: Keep, *xs: jax.Array) -> list[jax.Array]:
         raise NotImplementedError
 
 
@@ -133,17 +150,14 @@ class RingForward(_RingPass, ReturnsPartial):
     def tangent_function(self, argnums: tuple[int, ...]) -> BatchedFunction:
         return RingTangent(self.heads, self.ring, argnums)
 
-    def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, kept: Keep, *xs: jax.Array) -> list[jax.Array]:
         heads = self.heads
         forward = heads.each(Forward(heads.plan, heads.tree), heads.levels, [EACH] * 3)
 
-        def hop(carry: Any, stride: int) -> Any:
-            total, travelling = carry
-            travelling = self.ring.shift(travelling, stride)
-            more = batched_call(forward, *heads.without_sink(heads.insert_keys(xs, travelling)))
-            return merge_finished(total, more), travelling
+        def stop(total: Any, keys: Any, stride: int) -> Any:
+            return merge_finished(total, batched_call(forward, *heads.without_sink(heads.insert_keys(xs, keys))))
 
-        return self.ring.run(kept(hop), (batched_call(forward, *xs), heads.travelling_leaves(xs)))[0]
+        return self.ring.run(stop, batched_call(forward, *xs), heads.travelling_leaves(xs), kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,16 +198,14 @@ class RingTangent(_RingDerivative):
     def linear_operands(self) -> int:
         return len(self.argnums)
 
-    def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, kept: Keep, *xs: jax.Array) -> list[jax.Array]:
         heads = self.heads
         leaves, residuals, dots = self.split(xs)
         tangents = heads.each(
             Tangent(heads.plan, heads.tree, self.argnums), [*self.nonlinear_levels, *self.active_levels], [EACH] * 2
         )
 
-        def hop(carry: Any, stride: int) -> Any:
-            total, travelling = carry
-            travelling = self.ring.shift(travelling, stride)
+        def stop(total: Any, travelling: Any, stride: int) -> Any:
             keys, key_dots = travelling
             there = iter(key_dots)
             here = [
@@ -201,11 +213,11 @@ class RingTangent(_RingDerivative):
                 for i, d, w in zip(self.argnums, dots, self.with_keys, strict=True)
             ]
             more = batched_call(tangents, *heads.without_sink(heads.insert_keys(leaves, keys)), *residuals, *here)
-            return [a + b for a, b in zip(total, more, strict=True)], travelling
+            return [a + b for a, b in zip(total, more, strict=True)]
 
         start = batched_call(tangents, *leaves, *residuals, *dots)
         key_dots = [d for d, w in zip(dots, self.with_keys, strict=True) if w]
-        return self.ring.run(kept(hop), (start, (heads.travelling_leaves(leaves), key_dots)))[0]
+        return self.ring.run(stop, start, (heads.travelling_leaves(leaves), key_dots), kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +228,7 @@ class RingBackward(_RingDerivative):
     def linear_operands(self) -> int:
         return 2
 
-    def run(self, kept: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, kept: Keep, *xs: jax.Array) -> list[jax.Array]:
         heads = self.heads
         leaves, residuals, cts = self.split(xs)
         pullback = heads.each(
@@ -230,17 +242,18 @@ class RingBackward(_RingDerivative):
             both = ([p for p, w in zip(parts, self.with_keys, strict=True) if w is keys] for keys in (True, False))
             return tuple(both)  # type: ignore[return-value]
 
-        def hop(carry: Any, stride: int) -> Any:
-            resting, travelling = carry
-            keys, key_cts = self.ring.shift(travelling, stride)
+        def stop(total: Any, keys: Any, stride: int) -> Any:
+            resting, key_cts = total
+            key_cts = self.ring.shift(key_cts, stride)  # one stop behind the keys, which gain nothing on the way
             parts, rest = at(heads.without_sink(heads.insert_keys(leaves, keys)))
-            return jax.tree.map(jnp.add, resting, rest), (keys, jax.tree.map(jnp.add, key_cts, parts))
+            return jax.tree.map(jnp.add, resting, rest), jax.tree.map(jnp.add, key_cts, parts)
 
         parts, rest = at(leaves)
-        resting, (_, key_cts) = self.ring.run(kept(hop), (rest, (heads.travelling_leaves(leaves), parts)))
-        of_keys, of_rest = iter(self.ring.return_home(key_cts)), iter(resting)
-        found = [next(of_keys) if w else next(of_rest) for w in self.with_keys]
-        return [x.astype(leaves[i].dtype) for x, i in zip(found, self.argnums, strict=True)]
+        resting, key_cts = self.ring.run(stop, (rest, parts), heads.travelling_leaves(leaves), kept)
+        of_keys, of_rest = iter(key_cts), iter(resting)
+        sums = [next(of_keys) if w else next(of_rest) for w in self.with_keys]
+        found = [x.astype(leaves[i].dtype) for x, i in zip(sums, self.argnums, strict=True)]  # then they are sent home
+        return [self.ring.return_home(x) if w else x for x, w in zip(found, self.with_keys, strict=True)]
 
 
 are_transposes(RingTangent, RingBackward)

@@ -1,0 +1,245 @@
+"""What `make compile` compiles and how it judges; nothing is compiled for a device here."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jattn
+from jattn import sharding
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import _compilers as compilers
+import _many_devices
+import _selection
+import _verdicts
+import _ways
+import what_compiles
+
+LENGTHS = _selection.LENGTHS
+NAMES = [way.name for way in _ways.WAYS]
+
+
+@pytest.mark.parametrize("module", ["masks", "scores", "heads", "cache"])
+def test_every_public_name_has_a_row_or_is_named_as_no_way(module):
+    public = set(getattr(jattn, module).__all__)
+    rows = set(re.findall(rf"{module}\.(\w+)", " ".join(way.uses for way in _ways.WAYS)))
+    none = set(_ways.NO_WAY[module].split())
+    assert rows | none == public
+    assert not rows & none
+
+
+def test_each_row_is_one_and_names_what_there_is():
+    assert len(set(NAMES)) == len(NAMES)
+    options = " ".join(NAMES)
+    for word in ("lse", "bias", "sink", "scale", "dropout", "positions", "grouped", "append", "decode", "prefill"):
+        assert word in options
+
+
+@pytest.mark.parametrize("way", _ways.WAYS[::7], ids=lambda way: way.name)
+def test_a_way_has_every_derivative_and_no_float64(way):
+    f, active, rest = way.make(256, jnp.bfloat16)
+    for derivative in _ways.derivatives(f).values():
+        for x in jax.tree.leaves(jax.eval_shape(derivative, active, rest)):
+            assert x.dtype != jnp.float64
+
+
+def test_the_quick_selection_holds_every_way_and_every_triple():
+    quick = [job for job in _selection.chosen(NAMES, _ways.DERIVATIVES, False) if job["section"] == "ways"]
+    for tpu in (True, False):
+        some = [job for job in quick if (job["device"] != "H200") == tpu]
+        assert {job["way"] for job in some} == set(NAMES)
+        triples = {(job["derivative"], job["device"], job["dtype"]) for job in some}
+        assert len(triples) == 5 * 2 * (3 if tpu else 1)
+    assert len({_selection.title(job) for job in quick}) == len(quick)
+
+
+def test_the_whole_is_the_product():
+    whole = [job for job in _selection.chosen(NAMES, _ways.DERIVATIVES, True) if job["section"] == "ways"]
+    assert len(whole) == len(NAMES) * len(_ways.DERIVATIVES) * len(compilers.TOPOLOGIES)
+
+
+TEXT = """\
+HloModule jit_f, is_scheduled=true
+
+%body (p: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
+  %p = (s32[], bf16[8,4]{1,0}) parameter(0)
+  %x = bf16[8,4]{1,0:T(8,128)(2,1)} get-tuple-element(%p), index=1
+  %start = (bf16[8,4]{1,0}, bf16[8,4]{1,0}, u32[]) collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}
+  %tiles = bf16[8,4]{1,0} while(%x), condition=%twice, body=%empty
+  %done = bf16[8,4]{1,0} collective-permute-done(%start)
+  ROOT %t = (s32[], bf16[8,4]{1,0}) tuple(%p, %done)
+}
+
+%twice (c: s32[]) -> pred[] {
+  %c = s32[] parameter(0)
+  %most = s32[]{:T(128)} constant(2)
+  ROOT %lt = pred[] compare(%c, %most), direction=LT
+}
+
+%seven (c: s32[]) -> pred[] {
+  %c = s32[] parameter(0)
+  %most = s32[] constant(7)
+  ROOT %lt = pred[] compare(%c, %most), direction=LT
+}
+
+%empty (e: bf16[8,4]) -> bf16[8,4] {
+  ROOT %e = bf16[8,4]{1,0} parameter(0)
+}
+
+%all-reduce-scatter (i: f32[16]) -> f32[2] {
+  %i = f32[16]{0} parameter(0)
+  %sum = f32[16]{0} all-reduce(%i), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%empty
+  ROOT %cut = f32[2]{0} dynamic-slice(%sum, %i), dynamic_slice_sizes={2}
+}
+
+ENTRY %main (a: bf16[8,4], b: f32[16]) -> f32[] {
+  %a = bf16[8,4]{1,0} parameter(0)
+  %b = f32[16]{0} parameter(1)
+  %loop = (s32[], bf16[8,4]{1,0}) while(%a), condition=%seven, body=%body
+  %all = (bf16[16,4]{1,0}, f32[32]{0}) all-gather(%a, %b), replica_groups=[4,2]<=[8], dimensions={0}
+  %heads = f32[16]{0} all-to-all(%b), replica_groups=mesh['x'=2,'y'=4] {'y'}, dimensions={0}
+  %part = f32[2]{0} fusion(%b), kind=kCustom, calls=%all-reduce-scatter
+  ROOT %loss = f32[] all-reduce(%b0), replica_groups={{0,1}}, to_apply=%empty
+  %b0 = f32[] constant(0)
+}
+"""
+
+
+def test_collectives_are_read_from_the_text():
+    found = compilers.collectives(TEXT)
+    assert found.kinds == {
+        "collective-permute": (7, 7 * 64),
+        "all-gather": (2, 64 + 64),
+        "all-to-all": (1, 48),
+        "reduce-scatter": (1, 56),
+    }
+    assert (found.overlapped, found.permutes) == (1, 1)
+    late = TEXT.replace("while(%x), condition=%twice, body=%empty", "copy(%x)")
+    assert compilers.collectives(late).overlapped == 0
+
+
+def row(**of):
+    job = {"device": "TPU v5e", "way": "one head: full", "derivative": "value", "dtype": "float32", "T": 4096}
+    found = {"refused": "", "seconds": 1.0, "temporaries": 2**20, "program": 0, "float64": False}
+    return {"section": "ways"} | job | found | of
+
+
+def of_devices(n, **of):
+    more = {"section": "devices", "way": "ring", "mask": "causal", "layout": "zigzag", "devices": n, "sent": 8}
+    found = {"planned": 8, "collectives": {"all-gather": 2}, "planned_collectives": {"all-gather": 2}}
+    return row(**(more | found | {"permutes": 0, "overlapped": 0} | of))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([row(refused="RuntimeError: no")], "is refused by the compiler: RuntimeError: no"),
+        ([row(float64=True)], "holds a float64"),
+        ([row(section="lengths", T=T, temporaries=T**2) for T in LENGTHS], r"not linear in T: T\^2\.00"),
+        ([row(section="lengths", way="jax.nn", T=T, temporaries=T) for T in (4096, 16384)], "the control is linear"),
+        ([of_devices(8), of_devices(64, temporaries=2**21)], "2.00 times the temporaries"),
+        ([of_devices(8, sent=9)], "sends 9 bytes, planned 8"),
+        ([of_devices(8, collectives={"all-gather": 3})], "differs from the plan"),
+        ([of_devices(n, way="gather", layout="contiguous") for n in (8, 64)], "is listed in _refused.py"),
+    ],
+)
+def test_what_should_not_be_is_a_finding(rows, said):
+    (finding,) = _verdicts.Verdict(rows, {}).findings
+    assert re.search(said, finding)
+
+
+def test_the_closing_line_counts_and_says_what_was_not_run():
+    rows = [row(), row(way="one head: lse"), *(row(section="lengths", T=T, temporaries=T) for T in LENGTHS)]
+    verdict = _verdicts.Verdict(
+        [*rows, of_devices(8), of_devices(64)], {"cuda": "jax-cuda12-plugin cannot be had here"}
+    )
+    assert verdict.findings == []
+    assert verdict.closing_line() == (
+        "make compile: TPU v5e: 7 programs compile, 0 are refused by name, "
+        "temporaries linear in T (1 of 1 that were fitted), "
+        "2 of 2 programs of many devices send what plan says, to the byte; "
+        "not run: cuda (jax-cuda12-plugin cannot be had here)"
+    )
+    nothing = _verdicts.Verdict([], {"tpu": "libtpu cannot be had here", "cuda": "x"})
+    assert nothing.closing_line() == "make compile: not run: tpu (libtpu cannot be had here); not run: cuda (x)"
+
+
+STUB = """
+import json, os, signal, sys
+for n, job in enumerate(json.load(sys.stdin)):
+    if job["way"] == "aborts":
+        os.kill(os.getpid(), signal.SIGABRT)
+    print(json.dumps({"temporaries": n}), flush=True)
+"""
+
+
+def test_a_compiler_that_ends_its_process_has_refused_one_program(tmp_path, monkeypatch):
+    stub = tmp_path / "stub.py"
+    stub.write_text(STUB)
+    monkeypatch.setattr(what_compiles, "__file__", str(stub))
+    monkeypatch.setattr(compilers, "environment", lambda platform: dict(os.environ))
+    jobs = [row(way=way, device="H200") for way in ("first", "aborts", "third")]
+    first, second, third = what_compiles.run(jobs)
+    assert (first, third) == ({"temporaries": 0},) * 2
+    assert "SIGABRT" in second["refused"]
+    answers = what_compiles.run(jobs)
+    assert next(answers) == first
+    answers.close()
+
+
+def test_tables_say_that_nothing_was_run(tmp_path):
+    verdict = _verdicts.Verdict(
+        [row(), *(row(section="lengths", T=T, temporaries=T) for T in LENGTHS), of_devices(8)], {"cuda": "x"}
+    )
+    _verdicts.write_tables(tmp_path, verdict, {"libtpu": "1"})
+    (page,) = tmp_path.glob("*.md")
+    assert page.name == "what_compiles-tpu.md"
+    assert "Compiled, not run" in page.read_text()
+    assert len(json.loads(page.with_suffix(".json").read_text())["programs"]) == 5
+
+
+def test_versions_are_those_that_jax_pins():
+    (libtpu,) = compilers.requirements("tpu")
+    assert re.fullmatch(r"libtpu==[\d.]+\*", libtpu)
+    plugin, pjrt, ptxas = compilers.requirements("cuda")
+    assert plugin.endswith(jax.__version__)
+    assert pjrt.endswith(jax.__version__)
+    assert ptxas == "nvidia-cuda-nvcc-cu12"
+
+
+def test_many_devices_are_planned_by_the_same_names():
+    for scheme in _many_devices.SCHEMES:
+        for derivative in ("value", "gradient"):
+            kinds, sent = _many_devices.planned(scheme, 64, "causal", "contiguous", derivative)
+            assert kinds
+            assert sent > 0
+
+
+@pytest.mark.parametrize("sides", [(2, 4), (8, 8), (4, 4, 4), (8, 8, 8)])
+def test_a_ring_goes_from_neighbour_to_neighbour(sides):
+    order = _many_devices.around(sides)
+    assert sorted(map(tuple, order)) == sorted(np.ndindex(*sides))
+    steps = np.abs(np.roll(order, -1, 0) - order)
+    assert (steps.sum(1) == 1).all()
+
+
+def test_links_are_what_the_vendors_state():
+    """Both ways over all links of a device: 1,600 Gbit/s of v5e are 200 GB/s one way."""
+    assert {name: link.bandwidth for name, link in sharding.LINKS.items()} == {
+        "TPU v5e": 50e9, "TPU v5p": 100e9, "TPU v6e": 100e9, "H200": 450e9
+    }  # fmt: skip
+    assert set(sharding.LINKS) == set(compilers.TOPOLOGIES)
+    sizes = {"heads": 8, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16", "devices": 64, "flops_per_second": 1e16}
+    slow, fast = (
+        sharding.plan(2**16, 2**16, **sizes, bandwidth=sharding.LINKS[name].bandwidth).costs[0].seconds
+        for name in ("TPU v5e", "H200")
+    )
+    assert slow == pytest.approx(9 * fast)
