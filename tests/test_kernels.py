@@ -415,3 +415,15 @@ def test_splash_attention_has_the_same_values_and_gradients():
     loss = lambda f: lambda *x: jnp.sum(jnp.sin(f(*x)))  # noqa: E731
     got, want = (jax.jit(jax.value_and_grad(loss(f), (0, 1, 2)))(q, k, v) for f in (ours, scaled))
     assert_close(got, jax.tree.map(np.asarray, want))
+
+
+def test_each_stop_of_a_ring_runs_as_a_kernel_of_its_device():
+    mesh = jax.make_mesh((4,), ("seq",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec, at = jax.sharding.PartitionSpec(None, "seq"), np.arange(1024)
+    ring = functools.partial(jattn.sharding.ring, axis_name="seq", mask=masks.causal(), q_positions=at, k_positions=at)
+    f = jax.jit(jax.shard_map(lambda *x: ring(*x), mesh=mesh, in_specs=spec, out_specs=spec))
+    x = jax.ShapeDtypeStruct((1, 1024, 2, 64), jnp.float32)
+    (found,) = jattn.implementations(f, x, x, x, platform="tpu")
+    assert found == ("ringforward", False, "a ring asks for each device's share where it is lowered")
+    assert kernels_in(f.trace(x, x, x).lower(lowering_platforms=("tpu",))) > 0
+    assert kernels_in(f.trace(x, x, x).lower(lowering_platforms=("cpu",))) == 0

@@ -81,7 +81,7 @@ def _of_call(eqn: Any, platform: str) -> Implementation:
         fun = fun.fun
     name = type(fun).__name__.lower()
     if fun.collective:
-        return Implementation(name, False, "what exchanges with other devices runs its tiles as loops")
+        return Implementation(name, False, "a ring asks for each device's share where it is lowered")
     if not isinstance(fun, PlannedFunction):
         return Implementation("derived", False, "derivatives that JAX derives of the passes run as loops")
     if fun.plan.implementation == "loops":
