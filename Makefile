@@ -128,10 +128,11 @@ measure: $(VENV)/.ready-bench
 	@$(BIN)/python benchmarks/what_determinism_costs.py
 
 # In an environment of its own, with libtpu at the version that jax pins, and the CUDA plugin and ptxas without their
-# dependencies: the compilers alone. Where one cannot be had, its platform is not run, and the last line says so.
+# dependencies: the compilers alone. Where one cannot be had, its platform is not run, and the last line says so; it says
+# too how many programs were left when MINUTES were over, those of the highest orders.
 compile compile-all:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-compile SIZE="0.6 GB, and 1.2 GB for the compilers" compilers
-	@$(VENV)-compile/bin/python benchmarks/what_compiles.py $(if $(filter compile-all,$@),--all)
+	@$(VENV)-compile/bin/python benchmarks/what_compiles.py $(if $(filter compile-all,$@),--all) $(if $(MINUTES),--minutes $(MINUTES))
 
 compilers: $(VENV)/.ready-compile $(VENV)/.tpu $(VENV)/.cuda
 

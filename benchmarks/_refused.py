@@ -7,14 +7,8 @@ programs of a run and holds of none of them.
 REFUSED: dict[str, str] = {}
 """Programs that the compiler refuses."""
 
-_VECTOR_MEMORY = (
-    "short sequences lie in the vector memory of the chip, which is not counted; from T to 4 T it is a step"
-)
-NOT_LINEAR: dict[str, str] = {
-    "one head: causal(), jvp, *, TPU v5e": _VECTOR_MEMORY,
-    "one head: causal(), gradient of gradient, *, TPU v5e": _VECTOR_MEMORY,
-}
-"""Programs whose fitted exponent of T is more than 1.1 (1.16 and 1.14)."""
+NOT_LINEAR: dict[str, str] = {}
+"""Programs whose temporaries are not linear in T."""
 
 GROWS: dict[str, str] = {
     "gather, *": "every device collects all keys and values: its memory is that of the whole sequence, as `plan` says",

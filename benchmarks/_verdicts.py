@@ -14,6 +14,9 @@ from _selection import CONTROL, LENGTHS, Job, title
 
 EXPONENT, FLAT, CONTROL_EXPONENT = 1.1, 1.05, 1.5
 """Linear in T: T to at most this. Flat: at most so many times as much on more devices. And what is not linear."""
+FEW_BYTES = 4096
+"""So many bytes a token are linear whatever the exponent: of a TPU the compiler puts what is short into the chip's own
+memory, which it does not count, so that temporaries begin at some T. At 65,536 one bit a pair would be twice as much."""
 MIB = 2**20
 
 
@@ -36,7 +39,7 @@ class Verdict:
         for fit in controls:
             if fit["exponent"] < CONTROL_EXPONENT:
                 self.findings.append(f"{title(fit)}: the control is linear: T^{fit['exponent']:.2f}")
-        steep = [(fit, f"T^{fit['exponent']:.2f}") for fit in fits if fit["exponent"] > EXPONENT]
+        steep = [(fit, f"T^{fit['exponent']:.2f}") for fit in fits if not is_linear(fit)]
         self._match(NOT_LINEAR, "has temporaries that are not linear in T", steep, fits)
         several = [row for row in self.devices if row["growth"] is not None]
         growing = [(r, f"{r['growth']:.2f} times the temporaries") for r in several if r["growth"] > FLAT]
@@ -61,7 +64,7 @@ class Verdict:
         if self.rows:
             kinds = [d for d in compilers.TOPOLOGIES if any(row["device"] == d for row in self.rows)]
             lengths = [fit for fit in self.lengths if fit["way"] != CONTROL]
-            linear = sum(fit["exponent"] <= EXPONENT for fit in lengths)
+            linear = sum(map(is_linear, lengths))
             parts = [f"{len(self.compiled)} programs compile", f"{len(self.refused)} are refused by name"]
             if lengths:
                 parts.append(f"temporaries linear in T ({linear} of {len(lengths)} that were fitted)")
@@ -80,6 +83,11 @@ class Verdict:
 
 def as_planned(row: Job) -> bool:
     return row["sent"] == row["planned"] and row["collectives"] == row["planned_collectives"]
+
+
+def is_linear(fit: Job) -> bool:
+    longest = max(fit["bytes"])
+    return fit["exponent"] <= EXPONENT or fit["bytes"][longest] <= FEW_BYTES * longest
 
 
 def fitted(rows: list[Job]) -> list[Job]:
@@ -167,7 +175,8 @@ def of_devices(rows: list[Job]) -> str:
 NOT_RUN = """No device was there: the vendor's compiler made these programs for devices that were described to it, and
 nothing in this table was executed, timed or compared with a reference."""
 OF_LENGTHS = """MiB of temporaries that the compiler reserves, float32, one head of 64 (grouped: 2 × 4 heads), and the
-fitted exponent of T; jax.nn, whose memory is that of a dense matrix, is the control."""
+fitted exponent of T; up to 4 KiB a token counts as linear, since a TPU holds what is short in memory of its own.
+jax.nn, whose memory is that of a dense matrix, is the control."""
 OF_DEVICES = """1,024 tokens on each device, width 128, bfloat16; 8 heads, for all_to_all 64. MiB of temporaries of one
 device, and how many times those of the fewest devices of the kind; the bytes that one device sends, and whether they
 and the number of collectives are those of `sharding.plan`; of the collective-permutes in the compiled text, how many

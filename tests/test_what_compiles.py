@@ -144,6 +144,7 @@ def of_devices(n, **of):
         ([row(refused="RuntimeError: no")], "is refused by the compiler: RuntimeError: no"),
         ([row(float64=True)], "holds a float64"),
         ([row(section="lengths", T=T, temporaries=T**2) for T in LENGTHS], r"not linear in T: T\^2\.00"),
+        ([row(section="lengths", T=T, temporaries=T * T // 8) for T in LENGTHS], r"not linear in T: T\^2\.00"),
         ([row(section="lengths", way="jax.nn", T=T, temporaries=T) for T in (4096, 16384)], "the control is linear"),
         ([of_devices(8), of_devices(64, temporaries=2**21)], "2.00 times the temporaries"),
         ([of_devices(8, sent=9)], "sends 9 bytes, planned 8"),
