@@ -16,7 +16,7 @@ EXPONENT, FLAT, CONTROL_EXPONENT = 1.1, 1.05, 1.5
 """Linear in T: T to at most this. Flat: at most so many times as much on more devices. And what is not linear."""
 FEW_BYTES = 4096
 """So many bytes a token are linear whatever the exponent: of a TPU the compiler puts what is short into the chip's own
-memory, which it does not count, so that temporaries begin at some T. At 65,536 one bit a pair would be twice as much."""
+memory, which it does not count, so that temporaries begin at some T. At 65,536 one bit a pair is twice as much."""
 MIB = 2**20
 
 
