@@ -16,7 +16,7 @@ from jax.core import eval_jaxpr
 from jax.experimental import pallas
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.experimental.ode import odeint
-from jax.experimental.pallas import tpu
+from jax.experimental.pallas import tpu, triton
 from jax.extend.core import Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import ManualAxisType
@@ -38,6 +38,7 @@ WHY = MappingProxyType({
     "jax.experimental.ode.odeint": "the continuous gradient flow; diffrax would be one more dependency",
     "jax.experimental.pallas": "the language of kernels",
     "jax.experimental.pallas.tpu": "its memory spaces, scratch and compiler parameters for the TPU",
+    "jax.experimental.pallas.triton": "its compiler parameters for the GPU",
     "jax.extend.core.Primitive": (
         "a batched call with a batching rule and derivatives of its own; custom_vjp has no forward mode, custom_jvp "
         "no transpose, and custom_batching.custom_vmap no derivative of higher order"
@@ -74,4 +75,5 @@ __all__ = [
     "odeint",
     "pallas",
     "tpu",
+    "triton",
 ]

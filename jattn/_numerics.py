@@ -60,7 +60,16 @@ batching.primitive_batchers[below_p] = _below_batched
 
 def nonfinite_rows(x: jax.Array) -> jax.Array:
     """Which rows of [n, d] are non-finite, with a NaN or an infinity in them: [n, 1]."""
+    if _in_kernel.get():
+        return any_along(~jnp.isfinite(x), 1)
     return ~jnp.isfinite(x).all(1, keepdims=True)
+
+
+def any_along(x: jax.Array, axis: int) -> jax.Array:
+    """Whether any of some booleans is true, with the axis kept; in a kernel as a maximum, which every compiler has."""
+    if _in_kernel.get():
+        return jnp.max(x.astype(jnp.float32), axis, keepdims=True) > 0
+    return x.any(axis, keepdims=True)
 
 
 def zero_nonfinite_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:

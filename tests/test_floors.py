@@ -52,7 +52,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["attend"],
     ],
     "engine.batching": [["partition"], ["primitive"], ["vmap"]],
-    "engine.kernels": [["layout"], ["passes", "tpu"], ["support"], ["report"]],
+    "engine.kernels": [["layout"], ["gpu", "passes", "tpu"], ["support"], ["report"]],
     "figures": [["_canvas"], ["_plane", "_signed", "_weights"], ["_time"]],
     "flow": [["_closed", "_margins", "_measures", "_paths"], ["_continuous", "_diagnosis", "_long"]],
     "heads": [["_multi"], ["_latent"]],

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, nan_if_nonfinite, zero_nonfinite_rows
+from jattn._numerics import any_along, below, nan_if_nonfinite, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction
@@ -100,7 +100,7 @@ def forward_masked_tile(plan: Plan, state: SoftmaxState, tile: Tile, *, transpos
     allowed = tiles.tile_mask(plan, tile)
     logits = tiles.logits(plan, tile, allowed, transposed=transposed)
     v, nonfinite = zero_nonfinite_rows(tile.v)
-    met = (allowed & (nonfinite if transposed else nonfinite.T)).any(0 if transposed else 1, keepdims=True)
+    met = any_along(allowed & (nonfinite if transposed else nonfinite.T), 0 if transposed else 1)
     state = state._replace(acc=jnp.where(met, jnp.nan, state.acc))
     return state.absorb(logits, _weighted_values(plan, tile, v, transposed), transposed=transposed)
 

@@ -48,7 +48,7 @@ class Plan:
     tile_given: bool = True
     """Whether the caller chose the tile, and it is the same on every platform."""
     implementation: str | None = None
-    """None for kernels where there are some, "loops", "kernel" or "interpret"."""
+    """None for kernels where they are taken unasked, "loops", "kernel" or "interpret"."""
 
     def for_platform(self, platform: str) -> "Plan":
         """The same plan with the tile that suits a platform."""

@@ -74,12 +74,36 @@ KERNEL_SCHEDULE_BYTES = 2**18
 """Bytes of the schedule of a kernel: it lies in the memory of scalars, of which a core has 1 MiB."""
 
 
+GPU_TILE = (64, 32)
+"""Queries and keys of a tile in a kernel of the GPU. Logits, weights and the sums that a fold carries lie in registers,
+of which a thread has 255. With this tile, 8 warps and heads of width 64 no kernel of a causal mask spills to memory,
+and of width 128 neither the forward pass nor that of dq does (read off ptxas, for an H200); 64 × 64 spills. Not
+measured."""
+
+GPU_WARPS = 8
+"""Warps of a program there, 32 threads each: with 4 the same tile spills at width 128."""
+
+GPU_STAGES = 2
+"""Tiles whose loads are under way at a time there: one, while another is worked on."""
+
+GPU_TILES = (16, 32, 64, 128)
+"""Tiles that a caller may choose there: Triton takes powers of two, and a product of matrices has 16 rows at least."""
+
+GPU_WIDTHS = (16, 32, 64, 128)
+"""Widths of heads there: likewise, and of wider ones the sums do not fit into registers."""
+
+GPU_SCHEDULE_BYTES = 2**24
+"""Bytes of the list of tiles to visit, in global memory: little beside the operands of a call that has so many."""
+
+
 KERNEL_TABLE = 64
 """The most entries of a learned table in a kernel: it cannot gather, and looks at them one after another."""
 
 
-def kernel_tile_sizes(T: int, S: int) -> tuple[int, int]:
+def kernel_tile_sizes(T: int, S: int, platform: str) -> tuple[int, int]:
     """How many queries and how many keys make a tile of a kernel: as few tiles as `KERNEL_TILE` allows, evenly."""
+    if platform == "gpu":
+        return GPU_TILE
     q, k = (LANES * math.ceil(n / math.ceil(n / KERNEL_TILE) / LANES) for n in (T, S))
     return q, k
 

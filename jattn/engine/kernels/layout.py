@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn._numerics import nonfinite_rows
 from jattn.engine.batching.partition import BatchLevels
@@ -172,15 +173,18 @@ class Call:
         return Leaf(y[:, None, :], self.every, "q")
 
     def states(self) -> Leaf:
-        """The block state of every tile, [heads, query tiles, key tiles], of the levels that the mask has."""
+        """The block state of every tile, [heads, query tiles, key tiles], of the levels that the mask has.
+
+        In NumPy where they are known before anything is traced.
+        """
         parts = (self.raw.mask, self.raw.q_positions, self.raw.k_positions)
         leaves, tree = jax.tree.flatten(parts)
         own = tuple(sorted({level for leaf in leaves for level in leaf.own}))
 
-        def of_one(arrays: list[jax.Array]) -> jax.Array:
+        def of_one(arrays: list[jax.Array]) -> Any:
             mask, q, k = jax.tree.unflatten(tree, arrays)
             x = Operands(None, None, None, mask=mask, q_positions=q, k_positions=k)
-            return jnp.asarray(block_states(self.plan, pad(self.plan, x)), jnp.int32)
+            return block_states(self.plan, pad(self.plan, x)).astype(np.int32)
 
         f = of_one
         for level in reversed(own):
@@ -252,12 +256,16 @@ class Kernel:
     """How many of the outputs are one a tile."""
 
     @property
+    def states(self) -> Leaf:
+        """The block states, [heads, outer tiles, inner tiles]."""
+        found = self.call.states()
+        return dataclasses.replace(found, array=found.array.swapaxes(1, 2)) if self.walk.keys_outer else found
+
+    @property
     def tables(self) -> tuple[Leaf, list[Leaf]]:
         """The block states, [heads, outer tiles, inner tiles], and which tiles of q, of k and of v are non-finite."""
         call, plan = self.call, self.call.plan
-        states = call.states()
-        if self.walk.keys_outer:
-            states = dataclasses.replace(states, array=states.array.swapaxes(1, 2))
+        states = dataclasses.replace(self.states, array=jnp.asarray(self.states.array))
         counts = plan.q_tiles, plan.k_tiles, plan.k_tiles
         leaves = call.x.q, call.x.k, call.x.v
         return states, [call.nonfinite_tiles(leaf, n) for leaf, n in zip(leaves, counts, strict=True)]

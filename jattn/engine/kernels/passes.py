@@ -44,7 +44,9 @@ class ElementwiseScore:
 
 def kernel_plan(plan: Plan) -> Plan:
     """The plan with the tiles of a kernel, and a score modifier that it can compute."""
-    q_tile, k_tile = (plan.q_tile, plan.k_tile) if plan.tile_given else tuning.kernel_tile_sizes(plan.T, plan.S)
+    q_tile, k_tile = (
+        (plan.q_tile, plan.k_tile) if plan.tile_given else tuning.kernel_tile_sizes(plan.T, plan.S, plan.platform)
+    )
     score = ElementwiseScore(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
     return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
 
@@ -66,7 +68,8 @@ def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list
 
     def finish(carry: Carry) -> Carry:
         out, m, log_sum = SoftmaxState(*carry).finish(transposed=True)
-        return (out + jnp.sum(out * 0, 0, keepdims=True)).T, m, log_sum
+        # The maximum of a GPU passes over NaN, and the sum does not.
+        return (out + jnp.sum(out * 0, 0, keepdims=True)).T, m + log_sum * 0, log_sum
 
     row = Output((1, T), "q", plan.dtype)
     outputs = [Output((T, Dv), "qd", plan.dtype), row, row]

@@ -8,7 +8,7 @@ import jax
 
 from jattn import _errors
 from jattn.engine.batching import Vmapped, batched_call_p
-from jattn.engine.kernels.support import refusal
+from jattn.engine.kernels import support
 from jattn.engine.schedule import PlannedFunction
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -86,8 +86,7 @@ def _of_call(eqn: Any, platform: str) -> Implementation:
         return Implementation("derived", False, "derivatives that JAX derives of the passes run as loops")
     if fun.plan.implementation == "loops":
         return Implementation(name, False, "implementation='loops' was asked for")
-    interpret = fun.plan.implementation == "interpret"
-    avals = [v.aval for v in eqn.invars]
+    platform = support.INTERPRETED if fun.plan.implementation == "interpret" else platform
     here = replace(fun, plan=fun.plan.for_platform(platform))
-    reason = refusal(here, "tpu" if interpret else platform, levels, avals)
+    reason = support.refusal(here, platform, levels, [v.aval for v in eqn.invars])
     return Implementation(name, reason is None, reason or "")

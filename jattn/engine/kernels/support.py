@@ -3,6 +3,7 @@
 The answer depends on structure, dtypes and sizes alone, never on the devices that are there.
 """
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, has_kernels
 from jattn.engine.forward import Forward
-from jattn.engine.kernels import passes, tpu
+from jattn.engine.kernels import gpu, passes, tpu
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore
@@ -33,6 +34,10 @@ PASSES: Mapping[type, Pass] = MappingProxyType(
         Backward: passes.backward,
     }
 )
+RUNS: Mapping[str, Callable[..., list[jax.Array]]] = MappingProxyType({"tpu": tpu.run, "gpu": gpu.run})
+LOWERED = MappingProxyType({"tpu": "tpu", "gpu": "cuda"})
+INTERPRETED = "tpu"
+"""The platform whose kernels implementation='interpret' runs."""
 logger = logging.getLogger("jattn")
 
 
@@ -42,9 +47,11 @@ def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequ
     if implementation == "loops":
         return None
     interpret = implementation == "interpret"
-    reason = refusal(fun, "tpu" if interpret else platform, levels, avals)
+    platform = INTERPRETED if interpret else platform
+    fun = dataclasses.replace(fun, plan=fun.plan.for_platform(platform))
+    reason = refusal(fun, platform, levels, avals)
     if reason is None:
-        return partial(PASSES[type(fun)], fun, levels, partial(tpu.run, interpret=interpret))
+        return partial(PASSES[type(fun)], fun, levels, partial(RUNS[platform], interpret=interpret))
     if implementation is not None:
         must, remedy = f"implementation must be able to do this call ({reason})", "Use implementation='loops'."
         _errors.fail(ValueError, "attention", must, remedy, implementation=repr(implementation))
@@ -65,16 +72,19 @@ def refusal(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Seq
       levels: how it is mapped.
       avals: the types of its operands, with the axes of all levels.
     """
-    if platform != "tpu":
-        return f"kernels are for the TPU, and the platform is {platform}"
+    if platform not in RUNS:
+        return f"kernels are for the GPU and the TPU, and the platform is {platform}"
     plan = fun.plan
     own = [jax.ShapeDtypeStruct(a.shape[len(axes) :], a.dtype) for a, axes in zip(avals, levels.operands, strict=True)]
     x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
     found = of_sizes(plan, x, levels) or of_options(plan, x)
     if found is None and isinstance(fun, Backward):
         found = of_bias_gradient(fun, plan, x, levels)
+    if found is None and platform == "gpu" and plan.implementation is None:
+        # jax.export refuses a program with a call of Triton: JAX does not promise to read it again.
+        return "the GPU kernel is taken only where implementation='kernel' asks for it"
     if found is None and (isinstance(plan.score, ScalarScore) or of_user(x.mask)):
-        found = of_lowering(fun, levels, tuple((a.shape, a.dtype) for a in avals))
+        found = of_lowering(fun, platform, levels, tuple((a.shape, a.dtype) for a in avals))
     return found
 
 
@@ -85,24 +95,48 @@ def of_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
         return f"the kernel computes in float32, not in {np.dtype(plan.dtype)}"
     if plan.T < tuning.FEW_QUERIES:
         return f"with fewer than {tuning.FEW_QUERIES} queries reading the keys is all there is to do"
+    return of_gpu_sizes(plan, x, levels) if plan.platform == "gpu" else of_tpu_sizes(plan, x, levels)
+
+
+def schedule_bytes(plan: Plan, x: Operands, levels: BatchLevels, itemsize: int) -> tuple[int, str]:
+    """Bytes of one number for each tile of the mask, and how many tiles these are, in words."""
+    plan = passes.kernel_plan(plan)
+    heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
+    return itemsize * heads * plan.q_tiles * plan.k_tiles, f"{heads} × {plan.q_tiles} × {plan.k_tiles} tiles"
+
+
+def of_tpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
     if plan.tile_given and (plan.q_tile % tuning.LANES or plan.k_tile % tuning.LANES):
         return f"tile=({plan.q_tile}, {plan.k_tile}) is not of multiples of {tuning.LANES}"
     if max(x.q.shape[1], x.v.shape[1]) > tuning.KERNEL_MOST_WIDTH:
         return f"a head is wider than {tuning.KERNEL_MOST_WIDTH}"
-    plan = passes.kernel_plan(plan)
-    heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
-    if 4 * heads * plan.q_tiles * plan.k_tiles > tuning.KERNEL_SCHEDULE_BYTES:
-        return (
-            f"the block states of {heads} × {plan.q_tiles} × {plan.k_tiles} tiles do not fit into its memory of scalars"
-        )
+    size, tiles = schedule_bytes(plan, x, levels, 4)
+    if size > tuning.KERNEL_SCHEDULE_BYTES:
+        return f"the block states of {tiles} do not fit into its memory of scalars"
+    return None
+
+
+def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
+    if jax.__version_info__ >= (0, 11):
+        return "the form of Pallas that the GPU kernel is written in is deprecated from jax 0.11 on"
+    if plan.tile_given and not {plan.q_tile, plan.k_tile} <= set(tuning.GPU_TILES):
+        return f"tile=({plan.q_tile}, {plan.k_tile}) is not of powers of two from 16 to 128"
+    for width in (x.q.shape[1], x.v.shape[1]):
+        if width not in tuning.GPU_WIDTHS:
+            return f"a head of width {width} is not one of 16, 32, 64 and 128"
+    size, tiles = schedule_bytes(plan, x, levels, 2)
+    if size > tuning.GPU_SCHEDULE_BYTES:
+        return f"the list of {tiles} would take {size >> 20} MiB"
     return None
 
 
 def of_options(plan: Plan, x: Operands) -> str | None:
     if x.dropout is not None:
-        return "dropout is not in the TPU kernel"
+        return f"dropout is not in the {plan.platform.upper()} kernel"
     if isinstance(plan.score, ScalarScore) and any(c.ndim for c in x.captured):
         return "the score modifier captures an array, which a kernel cannot gather from"
+    if plan.platform == "gpu" and any(c.ndim for c in x.captured):
+        return "the score modifier looks up a table, which is not in the GPU kernel"
     longest = max((c.shape[0] for c in x.captured if c.ndim), default=0)
     if longest > tuning.KERNEL_TABLE:
         return (
@@ -129,11 +163,11 @@ def of_user(mask: Mask | None) -> bool:
     return mask is not None and "where(" in repr(jax.tree.map(lambda _: None, mask))
 
 
-def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...]) -> str | None:
+def of_lowering(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: tuple[Any, ...]) -> str | None:
     """Why what the user wrote cannot be lowered in a kernel, found by trying; logged at debug level."""
-    kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(tpu.run, interpret=False)))
+    kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(RUNS[platform], interpret=False)))
     try:
-        kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=("tpu",))
+        kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=(LOWERED[platform],))
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         logger.debug("attention runs as loops: %s", reason)

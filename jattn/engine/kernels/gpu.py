@@ -1,0 +1,167 @@
+"""A kernel as a program of an NVIDIA GPU: Pallas, in the form that Triton compiles.
+
+Each program of the grid has one outer tile, and loops over the inner tiles that it visits: first those without a mask,
+then those with one, from a table that lists them. The carry of the fold are values of that loop, held in registers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn._jax import ManualAxisType, triton
+from jattn._jax import pallas as pl
+from jattn._numerics import in_kernel, nonfinite_rows
+from jattn.engine import tuning
+from jattn.engine.kernels.layout import Kernel, Leaf
+from jattn.masks import EMPTY, FULL
+
+
+class Visits(NamedTuple):
+    """What each outer tile visits. The first three have the levels of the mask, and are flat."""
+
+    own: tuple[int, ...]
+    order: Any
+    """The inner tiles of each outer tile: the FULL ones, then the PARTIAL ones, then the EMPTY ones."""
+    full: Any
+    """How many of them are FULL."""
+    visited: Any
+    """How many are not EMPTY."""
+    nonfinite: jax.Array
+    """Whether some row of q, k or v that a head reads is non-finite: then it visits every tile as a masked one."""
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> "Visits":
+        states, walk = kernel.states, kernel.walk
+        xp = np if isinstance(states.array, np.ndarray) else jnp
+        order = xp.argsort(FULL - states.array, axis=2, stable=True)
+        counts = [found.sum(2).astype(np.int32) for found in (states.array == FULL, states.array != EMPTY)]
+        flags = []
+        for leaf in (kernel.call.x.q, kernel.call.x.k, kernel.call.x.v):
+            rows = jax.vmap(nonfinite_rows)(leaf.array)
+            flags.append(kernel.call.spread(dataclasses.replace(leaf, array=rows.any((1, 2)))))
+        spoiled = jnp.broadcast_to(flags[0] | flags[1] | flags[2], walk.sizes).any(walk.shared)
+        small = np.int16 if walk.inner < 2**15 else np.int32
+        order, full, visited = (jnp.asarray(x).reshape(-1) for x in (order.astype(small), *counts))
+        return cls(states.own, order, full, visited, spoiled.astype(jnp.int32).reshape(-1))
+
+
+def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
+    """The outputs of a kernel, [heads kept, ...]."""
+    visits, walk = Visits.of(kernel), kernel.walk
+    leaves, tree = jax.tree.flatten(kernel.operands)
+    leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else x for x in leaves]
+    fixed = [_is_fixed(kernel, leaf) for leaf in leaves]
+    n_in, n_sums = len(leaves), len(kernel.outputs) - kernel.of_tile
+    roles = [y.role for y in kernel.outputs]
+
+    def body(order: Any, full: Any, visited: Any, nonfinite: Any, *refs: Any) -> None:
+        ins, outs = refs[:n_in], refs[n_in:]
+        h, a = pl.program_id(0), pl.program_id(1)
+
+        def load(want: bool, b: Any, i: Any, j: Any) -> list[Any]:
+            """The blocks of the leaves that are the same at every step, or of those that are not; else None."""
+            pairs = zip(leaves, ins, fixed, strict=True)
+            return [_read(kernel, x, ref, walk.flat(x.own, h, b), i, j) if at == want else None for x, ref, at in pairs]
+
+        def store(ref: Any, role: str, i: Any, j: Any, value: Any) -> None:
+            ref[(h, *_slices(kernel, role, ref.shape[1:], i, j))] = value.astype(ref.dtype)
+
+        at_start = load(True, jnp.int32(0), *kernel.tile_at(a, jnp.int32(0)))
+
+        def of_head(r: Any, carry: Any) -> Any:
+            """The fold over the tiles of one of the heads that share the outer tile."""
+            b = r * walk.inner
+            place = walk.flat(visits.own, h, b) * walk.outer + a
+
+            def loop(begin: Any, end: Any, step: Callable[..., Any], carry: Any) -> Any:
+                def numbered(n: Any, carry: Any) -> Any:
+                    inner = order[place * walk.inner + n].astype(jnp.int32)
+                    return step(carry, *((inner, a) if walk.keys_outer else (a, inner)))
+
+                return jax.lax.fori_loop(begin, end, numbered, carry)
+
+            def visit(masked: bool) -> Callable[..., Any]:
+                def step(carry: Any, i: Any, j: Any) -> Any:
+                    more = load(False, b, i, j)
+                    blocks = [y if x is None else x for x, y in zip(at_start, more, strict=True)]
+                    after, of_tile = kernel.visit(jax.tree.unflatten(tree, blocks), carry, i, j, masked)
+                    for ref, role, value in zip(outs[n_sums:], roles[n_sums:], of_tile, strict=True):
+                        store(ref, role, i, j, value)
+                    return tuple(after)
+
+                return step
+
+            def nothing(carry: Any, i: Any, j: Any) -> Any:
+                for ref, role in zip(outs[n_sums:], roles[n_sums:], strict=True):
+                    shape = _block(kernel, role, ref.shape[1:])
+                    store(ref, role, i, j, jnp.zeros(shape, ref.dtype))
+                return carry
+
+            end = visited[place]
+            unmasked = jnp.where(nonfinite[h] > 0, 0, full[place])
+            carry = loop(jnp.int32(0), unmasked, visit(False), carry)
+            carry = loop(unmasked, end, visit(True), carry)
+            return loop(end, jnp.int32(walk.inner), nothing, carry) if kernel.of_tile else carry
+
+        carry = tuple(kernel.start(jax.tree.unflatten(tree, at_start)))
+        heads = walk.count(walk.shared)
+        if heads == 1:
+            carry = of_head(jnp.int32(0), carry)
+        else:
+            carry = jax.lax.fori_loop(jnp.int32(0), jnp.int32(heads), of_head, carry)
+        for ref, role, value in zip(outs[:n_sums], roles[:n_sums], kernel.finish(carry), strict=True):
+            store(ref, role, a, a, value)
+
+    def traced(*refs: Any) -> None:
+        with in_kernel():
+            body(*refs)
+
+    # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
+    local = {"manual_axis_type": ManualAxisType()}
+    return list(
+        pl.pallas_call(
+            traced,
+            name=kernel.name,
+            grid=walk.grid[:2],
+            out_shape=[jax.ShapeDtypeStruct((walk.grid[0], *y.shape), y.dtype, **local) for y in kernel.outputs],
+            compiler_params=triton.CompilerParams(tuning.GPU_WARPS, tuning.GPU_STAGES),
+            interpret=interpret,
+        )(visits.order, visits.full, visits.visited, visits.nonfinite, *(x.array for x in leaves))
+    )
+
+
+def _is_fixed(kernel: Kernel, leaf: Leaf) -> bool:
+    """Whether the block of a leaf is the same at every step of the fold."""
+    inner = "q" if kernel.walk.keys_outer else "k"
+    return inner not in leaf.role and not set(leaf.own) & set(kernel.walk.shared)
+
+
+def _letters(role: str) -> str:
+    return role if len(role) > 1 else "1" + role
+
+
+def _block(kernel: Kernel, role: str, shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = {"q": kernel.call.plan.q_tile, "k": kernel.call.plan.k_tile}
+    return tuple(sizes.get(letter, n) for letter, n in zip(_letters(role), shape, strict=True))
+
+
+def _slices(kernel: Kernel, role: str, shape: Sequence[int], i: Any, j: Any) -> tuple[Any, ...]:
+    """The rows of tile (i, j) in an array of a role."""
+    at = {"q": i, "k": j}
+    block = _block(kernel, role, shape)
+    return tuple(pl.ds(at[x] * n if x in at else 0, n) for x, n in zip(_letters(role), block, strict=True))
+
+
+def _read(kernel: Kernel, leaf: Leaf, ref: Any, index: Any, i: Any, j: Any) -> Any:
+    """The block of a leaf, laid along its axes of a transposed tile."""
+    if leaf.role == "":
+        value = ref[index]
+        return value != 0 if leaf.boolean else value
+    value = ref[(index, *_slices(kernel, leaf.role, leaf.array.shape[1:], i, j))]
+    value = value.astype(jnp.int32) if leaf.boolean else value
+    value = value.T if leaf.role in ("k", "qk") else value
+    return value != 0 if leaf.boolean else value

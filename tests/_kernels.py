@@ -1,0 +1,62 @@
+"""What the tests of kernels share: a program of the value and its derivatives, and the bound of its rounding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _oracles import weigh
+
+CLOSE = 64 * float(np.finfo(np.float32).eps)
+
+
+def by_distance(x):
+    return lambda score, t, s: score * jnp.cos(x["c"]) + jnp.exp(-(x["c"] ** 2) * jnp.abs(t - s).astype(score.dtype))
+
+
+def options(x, score):
+    named = {"bias": x.get("bias"), "scale": x.get("scale"), "sink": x.get("sink", x.get("one sink"))}
+    return {"score": None if score is None else score(x), **named}
+
+
+def orders(f):
+    """value, gradient and tangent of f(x) → (out, lse)."""
+
+    @jax.jit
+    def every(x, x_dot):
+        value, tangent = jax.jvp(f, (x,), (x_dot,))
+        return value, jax.grad(lambda x: weigh(*f(x)))(x), tangent
+
+    return every
+
+
+def cast(x, dtype):
+    return {name: np.asarray(a, dtype) for name, a in x.items()}
+
+
+def assert_close(got, want, where=""):
+    for (path, g), w in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        g, w = np.asarray(g, np.float64), np.asarray(w)
+        label = f"{where}{jax.tree_util.keystr(path)}"
+        np.testing.assert_array_equal(np.isfinite(g), np.isfinite(w), err_msg=label)
+        finite = np.isfinite(w)
+        np.testing.assert_array_equal(g[~finite], w[~finite], err_msg=label)
+        bound = CLOSE * max(1.0, np.abs(w[finite]).max(initial=0))
+        assert np.abs(g[finite] - w[finite]).max(initial=0) <= bound, (
+            label,
+            np.abs(g[finite] - w[finite]).max(),
+            bound,
+        )
+
+
+def batch(f):
+    """dot_product_attention and its derivatives, of arrays alone."""
+
+    @jax.jit
+    def every(*x):
+        (out, lse), pull = jax.vjp(f, *x)
+        return (out, lse), pull((jnp.sin(out), jnp.cos(lse)))
+
+    return every
+
+
+def head(T=2048, S=2048, D=64, Dv=64, dtype=jnp.float32):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in ((T, D), (S, D), (S, Dv))]

@@ -1,0 +1,188 @@
+"""Kernels of the GPU, interpreted: value, gradient and tangent as defined, and as programs of it.
+
+Each case is one program, in tiles of 64 × 64, so that full tiles, masked tiles, tiles that are passed over and tiles
+that pad all occur. That the kernels compile for a GPU is asked of its compiler by `make compile`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import normal
+from _kernels import CLOSE, assert_close, batch, by_distance, cast, head, options, orders
+
+import jattn
+from jattn import masks, reference, scores
+from jattn.engine.kernels import support
+
+T, S, D, Dv = 100, 180, 16, 32
+TILE = (64, 64)
+AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.arange(S, dtype=np.int32)}
+IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 50, 3).astype(np.int32)
+TRITON = "__gpu$xla.gpu.triton"
+has_triton = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="deprecated there, and not used")
+
+CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what is active; positions
+    "nothing": ((), None, None, {}),
+    "lengths": ((), masks.lengths(71, np.int32(130)), None, {}),
+    "rows without a key": ((), masks.window(30, 0), None, {**AT, "q_positions": AT["q_positions"] + 60}),
+    "dense": ((), masks.dense(np.random.default_rng(1).random((T, S)) < 0.3), None, {}),
+    "soft cap": (("c", "one sink"), masks.causal(), lambda x: scores.soft_cap(x["c"] ** 2 + 1), AT),
+    "everything": (("c", "bias", "sink", "scale"), masks.segments(*IDS) & masks.causal(), by_distance, AT),
+}
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """implementation='interpret' runs the kernels of the GPU."""
+    if jax.__version_info__ >= (0, 11):
+        pytest.skip("deprecated there, and not used")
+    jax.clear_caches()
+    monkeypatch.setattr(support, "INTERPRETED", "gpu")
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_are_the_definition_and_its_derivatives(name, interpreted):
+    active, mask, score, at = CASES[name]
+    every = {
+        "c": np.float32(0.5),
+        "bias": normal(T, S, seed=4),
+        "one sink": np.float32(0.3),
+        "sink": normal(T, seed=5),
+        "scale": np.float32(0.4),
+    }
+    x = {"q": normal(T, D), "k": normal(S, D, seed=1), "v": normal(S, Dv, seed=2)} | {n: every[n] for n in active}
+    x_dot = {name: np.cos(np.arange(np.size(a))).reshape(np.shape(a)) for name, a in x.items()}
+
+    def kernels(x):
+        how = {"mask": mask, "return_lse": True, "tile": TILE, "implementation": "interpret", **at}
+        return jattn.attention(x["q"], x["k"], x["v"], **options(x, score), **how)
+
+    def definition(x):
+        allowed = None if mask is None else masks.to_dense(mask, T, S, **at)
+        return reference.attention(x["q"], x["k"], x["v"], mask=allowed, **options(x, score), **at)
+
+    got = orders(kernels)(cast(x, np.float32), cast(x_dot, np.float32))
+    with jax.enable_x64(True):
+        want = jax.tree.map(np.asarray, orders(definition)(cast(x, np.float64), cast(x_dot, np.float64)))
+    assert_close(got, want)
+
+
+@pytest.mark.structure
+def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(interpreted):
+    """dk and dv are summed over the heads of a group inside the kernel, and rounded once."""
+    shapes = (2, T, 4, D), (2, T, 2, D), (2, T, 2, Dv)
+    x = [jnp.asarray(normal(*shape, seed=i), jnp.bfloat16) for i, shape in enumerate(shapes)]
+    more = {"is_causal": True, "key_value_seq_lengths": np.array([60, 100], np.int32), "return_residual": True}
+
+    def of(how):
+        return batch(lambda *x: jattn.dot_product_attention(*x, tile=TILE, implementation=how, **more))(*x)
+
+    for g, w in zip(jax.tree.leaves(of("interpret")), jax.tree.leaves(of("loops")), strict=True):
+        assert g.dtype == w.dtype
+        g, w = np.asarray(g, np.float32), np.asarray(w, np.float32)
+        assert (np.abs(g - w) <= np.abs(w) * 2**-7 + CLOSE * max(1, np.abs(w).max())).all()
+
+
+@pytest.mark.structure
+def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it(interpreted):
+    q, k, v = (normal(2, n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
+    k[:, 70], v[:, 71] = np.nan, np.inf
+    n = np.array([70, 150], np.int32)  # masked in the first head, met in the second, in a tile that is full
+
+    def of(how):
+        def one(q, k, v, n):
+            mask = masks.lengths(None, n)
+            return jattn.attention(q, k, v, mask=mask, return_lse=True, tile=TILE, implementation=how)
+
+        return jax.tree.map(np.asarray, batch(lambda *x: jax.vmap(one)(*x, n))(q, k, v))
+
+    (got, got_gradient), (want, want_gradient) = of("interpret"), of("loops")
+    assert_close(got, want)
+    for g, w, own in zip(got_gradient, want_gradient, (None, 70, 71), strict=True):
+        assert np.isfinite(g[0]).all()
+        assert_close(g[0], w[0])
+        spoiled = np.isnan(w[1]).any(1)
+        if own is not None:  # nothing passes to a row that is not finite, whatever the tile that it lies in
+            assert (g[1, own] == 0).all()
+            spoiled[own] = False
+        np.testing.assert_array_equal(np.isnan(g[1]).any(1), spoiled)
+
+
+def programs(**options):
+    f = lambda *x: jattn.attention(*x, return_lse=True, **options)  # noqa: E731
+    loss = lambda *x: jnp.sum(f(*x)[0] ** 2)  # noqa: E731
+    return {1: f, 3: jax.grad(loss, (0, 1, 2)), 2: lambda *x: jax.jvp(f, x, x)}
+
+
+def kernels_in(f, *x):
+    return jax.jit(f).trace(*x).lower(lowering_platforms=("cuda",)).as_text().count(TRITON)
+
+
+@has_triton
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two(dtype):
+    x = head(dtype=dtype)
+    for n, program in programs(mask=masks.causal(), implementation="kernel").items():
+        assert kernels_in(program, *x) == n
+    for program in programs(mask=masks.causal()).values():  # nothing is taken unasked
+        assert kernels_in(program, *x) == 0
+
+
+@has_triton
+def test_a_program_of_three_platforms_is_exported_without_the_kernel_of_the_gpu():
+    """A program to be kept must not hold what JAX promises nothing of."""
+    f = jax.grad(lambda *x: jnp.sum(jattn.attention(*x, mask=masks.causal())), (0, 1, 2))
+    exported = jax.export.export(jax.jit(f), platforms=("cpu", "cuda", "tpu"))(*head(T=100, S=100))
+    assert exported.mlir_module().count(TRITON) == 0
+
+
+WITHOUT = {  # what has no kernel there: options, sizes, and what is said
+    "dropout": (
+        {"dropout_rate": 0.1, "dropout_key": np.array([0, 1], np.uint32)}, {}, "dropout is not in the GPU kernel"
+    ),
+    "blocks": (
+        {"mask": masks.blocks(np.eye(32, dtype=bool), 64)}, {},
+        "the mask looks up a table, which a kernel cannot gather from",
+    ),
+    "a table": (
+        {"score": scores.distance_bias(np.zeros(9, np.float32))},
+        {},
+        "the score modifier looks up a table, which is not in the GPU kernel",
+    ),
+    "what cannot be lowered": (
+        {"score": lambda x, t, s: x + jax.lax.sort(jnp.stack([x, -x]))[0]},
+        {},
+        "what the score modifier or mask computes cannot be lowered there",
+    ),
+    "few queries": ({}, {"T": 4}, "with fewer than 16 queries reading the keys is all there is to do"),
+    "a width": ({}, {"D": 80, "Dv": 80}, "a head of width 80 is not one of 16, 32, 64 and 128"),
+    "a wide head": ({}, {"Dv": 256}, "a head of width 256 is not one of 16, 32, 64 and 128"),
+    "tiles": ({"tile": (48, 64)}, {}, "tile=(48, 64) is not of powers of two from 16 to 128"),
+    "a schedule": ({"mask": masks.causal()}, {"T": 2**19, "S": 2**19}, "the list of 1 × "),
+}  # fmt: skip
+
+
+@has_triton
+@pytest.mark.parametrize("name", WITHOUT)
+def test_what_has_no_kernel_says_why(name):
+    options, sizes, said = WITHOUT[name]
+    f = lambda *x: jattn.attention(*x, implementation="kernel", **options)  # noqa: E731
+    (found,) = jattn.implementations(f, *head(**sizes), platform="gpu")
+    assert not found.kernel
+    assert found.reason.startswith(said), found.reason
+    with pytest.raises(ValueError, match=r"able to do this call \(.*\), got .* Use implementation='loops'\."):
+        kernels_in(f, *head(**sizes))
+
+
+def test_the_kernel_of_the_gpu_is_taken_where_it_is_asked_for():
+    (unasked,) = jattn.implementations(jattn.attention, *head(), platform="gpu")
+    assert not unasked.kernel
+    assert "implementation='kernel'" in unasked.reason or jax.__version_info__ >= (0, 11)
+    asked = lambda *x: jattn.attention(*x, implementation="kernel")  # noqa: E731
+    (found,) = jattn.implementations(asked, *head(), platform="gpu")
+    assert found.kernel == (jax.__version_info__ < (0, 11))
+    assert found.kernel or "jax 0.11" in found.reason
