@@ -2,6 +2,7 @@
 
 Each program of the grid has one outer tile, and loops over the inner tiles that it visits: first those without a mask,
 then those with one, from a table that lists them. The carry of the fold are values of that loop, held in registers.
+Products are on tensor cores, in TF32; jax.default_matmul_precision("highest") makes them float32, and slow.
 """
 
 import dataclasses
