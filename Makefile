@@ -13,7 +13,7 @@ DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mo
 # What a new JAX may break: the engine, masks, scores, sharding, cache and flow, its debugging modes, and what holds of
 # the whole package.
 CORE   := reference softmax partials masks scores positions tiles one_head batching visits many_heads heads cache sharding \
-          sharding_programs flow floors public messages jax_names modes export determinism
+          sharding_programs flow floors public messages jax_names modes export determinism kernels kernels_gpu
 # The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.
 LOWEST ?= $(shell command -v python3.11 || echo $(PYTHON))
 NIGHTLY := https://us-python.pkg.dev/ml-oss-artifacts-published/jax-public-nightly-artifacts-registry/simple/
