@@ -84,9 +84,10 @@ def attention(
       tile: how many queries and how many keys make a tile; if None, chosen from the shapes by
         `jattn.engine.tuning.tile_sizes`.
       implementation: None takes a kernel on the TPU if it has one for this call, and loops elsewhere; "loops" never
-        takes a kernel; "kernel" takes one, of the TPU or of an NVIDIA GPU (compiled, and not run there yet), or says
-        why there is none where the program is lowered; "interpret" runs the kernel of the TPU operation by operation
-        on any platform, slowly, to test with. Derivatives beyond the first of either mode are loops in every case.
+        takes a kernel; "kernel" takes one, of the TPU or of an NVIDIA GPU (there its products are TF32 unless
+        jax.default_matmul_precision("highest") is set), or says why there is none where the program is lowered;
+        "interpret" runs the kernel of the TPU operation by operation on any platform, slowly, to test with.
+        Derivatives beyond the first are loops in every case. Kernels were compiled and interpreted, not run, so far.
 
     Returns:
       out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.

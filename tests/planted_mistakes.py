@@ -325,6 +325,15 @@ plant("in a kernel, the scale twice in the cotangent of the query", PASSES,
       "q=w.tile.q * w.tile.scale, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[scale]")
 plant("in a kernel, the bias transposed twice", PASSES, "(parts.bias.T,)", "(parts.bias,)", f"{AS_DEFINED}[bias]")
 
+GPU = "jattn/engine/kernels/gpu.py"
+ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"
+plant("in a kernel of the GPU, the last masked tile left out", GPU, "end = visited[place]", "end = visited[place] - 1",
+      f"{ON_GPU}[lengths]")
+plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] > 0", "nonfinite[h] > 1",
+      "kernels_gpu.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
+plant("in a kernel of the GPU, the part of a tile that is passed over left as it was", GPU,
+      "loop(end, jnp.int32(walk.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
+
 # Values.
 
 VALUES = "jattn/_values.py"

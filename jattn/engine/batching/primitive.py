@@ -203,17 +203,21 @@ def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
     levels = fun.batch_levels(len(xs), len(ctx.avals_out))
     whole = fun.kernel(platform, levels, ctx.avals_in)
 
-    def run_on(levels: BatchLevels, fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
-        kernel = fun.kernel(platform, levels, [jax.typeof(x) for x in xs]) if whole else None
-        return kernel(*xs) if kernel else _run(fun, *xs)
+    def of_sizes(*sizes: int) -> Any:
+        """The function of so many examples: all of them, or the share of one device."""
+        share = fun.resized(*sizes)
+        if whole is None or sizes == levels.sizes:
+            return whole or partial(_run, share)
 
-    run: Any = partial(run_on, levels, fun)
+        def run(*xs: Any) -> list[jax.Array]:
+            kernel = share.kernel(platform, levels._replace(sizes=sizes), [jax.typeof(x) for x in xs])
+            return kernel(*xs) if kernel else _run(share, *xs)
+
+        return run
+
+    run = of_sizes(*levels.sizes)
     if levels.sizes and not fun.collective:
-        run = partitioned(
-            lambda *sizes: partial(run_on, levels._replace(sizes=sizes), fun.resized(*sizes)),
-            levels,
-            ctx.module_context,
-        )
+        run = partitioned(of_sizes, levels, ctx.module_context)
     return mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
 
 
