@@ -14,9 +14,6 @@ from _selection import CONTROL, LENGTHS, Job, title
 
 EXPONENT, FLAT, CONTROL_EXPONENT = 1.1, 1.05, 1.5
 """Linear in T: T to at most this. Flat: at most so many times as much on more devices. And what is not linear."""
-FEW_BYTES = 4096
-"""So many bytes a token are linear whatever the exponent: of a TPU the compiler puts what is short into the chip's own
-memory, which it does not count, so that temporaries begin at some T. At 65,536 one bit a pair is twice as much."""
 MIB = 2**20
 
 
@@ -86,8 +83,13 @@ def as_planned(row: Job) -> bool:
 
 
 def is_linear(fit: Job) -> bool:
-    longest = max(fit["bytes"])
-    return fit["exponent"] <= EXPONENT or fit["bytes"][longest] <= FEW_BYTES * longest
+    """By its exponent, or since the longest takes less than one bit a pair, in which no array of pairs can hide.
+
+    A TPU's compiler puts what is short into the chip's own memory, which it does not count: temporaries begin at a T,
+    and the exponent says nothing.
+    """
+    T, heads = max(fit["bytes"]), 8 if fit["way"].startswith("many heads") else 1
+    return fit["exponent"] <= EXPONENT or fit["bytes"][T] < heads * T * T / 8
 
 
 def fitted(rows: list[Job]) -> list[Job]:
@@ -175,7 +177,7 @@ def of_devices(rows: list[Job]) -> str:
 NOT_RUN = """No device was there: the vendor's compiler made these programs for devices that were described to it, and
 nothing in this table was executed, timed or compared with a reference."""
 OF_LENGTHS = """MiB of temporaries that the compiler reserves, float32, one head of 64 (grouped: 2 × 4 heads), and the
-fitted exponent of T; up to 4 KiB a token counts as linear, since a TPU holds what is short in memory of its own.
+fitted exponent of T; less than one bit a pair counts as linear, since a TPU holds what is short in its own memory.
 jax.nn, whose memory is that of a dense matrix, is the control."""
 OF_DEVICES = """1,024 tokens on each device, width 128, bfloat16; 8 heads, for all_to_all 64. MiB of temporaries of one
 device, and how many times those of the fewest devices of the kind; the bytes that one device sends, and whether they
