@@ -146,6 +146,7 @@ def reason(error: BaseException) -> str:
 # What many devices send, read from the compiled text.
 
 KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce", "reduce-scatter")
+KERNELS = ('custom_call_target="tpu_custom_call"', 'custom_call_target="__gpu$xla.gpu.triton"')
 _SHAPE = re.compile(r"(?P<type>pred|[a-z]+)(?P<bits>\d*)\[(?P<shape>[\d,]*)\]")
 _LINE = re.compile(
     r"^\s+(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<result>.*?) (?P<op>[a-z][a-z\-]*)\((?P<operands>[^)]*)\)(?P<rest>.*)$"
@@ -164,7 +165,7 @@ class Sent(NamedTuple):
 class Collectives(NamedTuple):
     kinds: dict[str, Sent]
     overlapped: int
-    """Of the collective-permutes in the text, how many have a loop between their start and their end."""
+    """Of the collective-permutes in the text, how many have a loop or a kernel between their start and their end."""
     permutes: int
 
 
@@ -199,9 +200,7 @@ def collectives(text: str, least: int = 16) -> Collectives:
                     found[1] += times * sum(sizes)
             if line["op"] == "collective-permute-start":
                 ends = [j for j, other in enumerate(lines) if f"%{line['name']}" in other["operands"]]
-                overlap[0] += any(
-                    other["op"] in ("while", "call", "conditional") for other in lines[i : max(ends, default=i)]
-                )
+                overlap[0] += any(map(_attends, lines[i : max(ends, default=i)]))
             overlap[1] += kind == "collective-permute"
             trips = _trips(line, bodies) if line["op"] == "while" else 1
             for called in _CALLED.findall(line["rest"]):
@@ -210,6 +209,11 @@ def collectives(text: str, least: int = 16) -> Collectives:
 
     visit(entry, 1)
     return Collectives({kind: Sent(int(n), round(size)) for kind, (n, size) in total.items()}, *overlap)
+
+
+def _attends(line: Any) -> bool:
+    """Whether a line is a loop over tiles, or a kernel."""
+    return line["op"] in ("while", "call", "conditional") or any(kernel in line["rest"] for kernel in KERNELS)
 
 
 def _bodies(text: str) -> tuple[dict[str, Any], str]:

@@ -182,8 +182,8 @@ jax.nn, whose memory is that of a dense matrix, is the control."""
 OF_DEVICES = """1,024 tokens on each device, width 128, bfloat16; 8 heads, for all_to_all 64. MiB of temporaries of one
 device, and how many times those of the fewest devices of the kind; the bytes that one device sends, and whether they
 and the number of collectives are those of `sharding.plan`; of the collective-permutes in the compiled text, how many
-have a loop of tiles between their start and their end. The contiguous causal ring is compiled as the compiler does by
-itself, the others with its least effort, with which that of the TPU sends nothing while it computes."""
+have a loop of tiles, or a kernel, between their start and their end. The contiguous causal ring is compiled as the
+compiler does by itself, the others with its least effort: the TPU's then sends nothing while it computes."""
 OF_WAYS = "MiB of temporaries at T = 4,096, compiled with the compiler's least effort; b: bfloat16, the others float32."
 KNOWN = {"refused": REFUSED, "not linear in T": NOT_LINEAR, "grows": GROWS, "differs from plan": DIFFERS}
 

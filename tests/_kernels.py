@@ -3,7 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _inputs import normal
 from _oracles import weigh
+
+import jattn
+from jattn import masks, reference
 
 CLOSE = 64 * float(np.finfo(np.float32).eps)
 
@@ -45,6 +49,35 @@ def assert_close(got, want, where=""):
             np.abs(g[finite] - w[finite]).max(),
             bound,
         )
+
+
+def assert_as_defined(case, T, S, D, Dv, tile):
+    """The interpreted kernels of a case (what is active beside q, k and v; mask; score; positions) in float32 are the
+    definition in float64."""
+    active, mask, score, at = case
+    every = {
+        "c": np.float32(0.5),
+        "table": normal(32, seed=6),
+        "bias": normal(T, S, seed=4),
+        "one sink": np.float32(0.3),
+        "sink": normal(T, seed=5),
+        "scale": np.float32(0.4),
+    }
+    x = {"q": normal(T, D), "k": normal(S, D, seed=1), "v": normal(S, Dv, seed=2)} | {n: every[n] for n in active}
+    x_dot = {name: np.cos(np.arange(np.size(a))).reshape(np.shape(a)) for name, a in x.items()}
+
+    def kernels(x):
+        how = {"mask": mask, "return_lse": True, "tile": tile, "implementation": "interpret", **at}
+        return jattn.attention(x["q"], x["k"], x["v"], **options(x, score), **how)
+
+    def definition(x):
+        allowed = None if mask is None else masks.to_dense(mask, T, S, **at)
+        return reference.attention(x["q"], x["k"], x["v"], mask=allowed, **options(x, score), **at)
+
+    got = orders(kernels)(cast(x, np.float32), cast(x_dot, np.float32))
+    with jax.enable_x64(True):
+        want = jax.tree.map(np.asarray, orders(definition)(cast(x, np.float64), cast(x_dot, np.float64)))
+    assert_close(got, want)
 
 
 def batch(f):

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
-from _kernels import CLOSE, assert_close, batch, by_distance, cast, head, options, orders
+from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head
 from jax.experimental.pallas import tpu as pallas_tpu
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 import jattn
-from jattn import masks, reference, scores
+from jattn import masks, scores
 from jattn.engine.attend import make_plan
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels
@@ -60,37 +60,10 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
 }
 
 
-def arrays(active):
-    every = {
-        "c": np.float32(0.7),
-        "table": normal(32, seed=6),
-        "bias": normal(T, S, seed=4),
-        "one sink": np.float32(0.3),
-        "sink": normal(T, seed=5),
-        "scale": np.float32(0.4),
-    }
-    return {"q": normal(T, D), "k": normal(S, D, seed=1), "v": normal(S, Dv, seed=2)} | {n: every[n] for n in active}
-
-
 @pytest.mark.structure
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_are_the_definition_and_its_derivatives(name):
-    active, mask, score, at = CASES[name]
-    x = arrays(active)
-    x_dot = {name: np.cos(np.arange(np.size(a))).reshape(np.shape(a)) for name, a in x.items()}
-
-    def kernels(x):
-        how = {"mask": mask, "return_lse": True, "tile": TILE, "implementation": "interpret", **at}
-        return jattn.attention(x["q"], x["k"], x["v"], **options(x, score), **how)
-
-    def definition(x):
-        allowed = None if mask is None else masks.to_dense(mask, T, S, **at)
-        return reference.attention(x["q"], x["k"], x["v"], mask=allowed, **options(x, score), **at)
-
-    got = orders(kernels)(cast(x, np.float32), cast(x_dot, np.float32))
-    with jax.enable_x64(True):
-        want = jax.tree.map(np.asarray, orders(definition)(cast(x, np.float64), cast(x_dot, np.float64)))
-    assert_close(got, want)
+    assert_as_defined(CASES[name], T, S, D, Dv, TILE)
 
 
 def grouped(dtype=np.float32, N=4, K=2, B=2):
@@ -373,3 +346,14 @@ def test_each_stop_of_a_ring_runs_as_a_kernel_of_its_device():
     assert found == ("ringforward", False, "a ring asks for each device's share where it is lowered")
     assert kernels_in(f.trace(x, x, x).lower(lowering_platforms=("tpu",))) > 0
     assert kernels_in(f.trace(x, x, x).lower(lowering_platforms=("cpu",))) == 0
+
+
+def test_a_class_of_masks_of_a_users_own_is_tried_and_runs_as_loops_where_it_cannot_be_lowered():
+    class Sorted(masks.Mask):
+        def pairs(self, q, k):
+            return jax.lax.sort(jnp.broadcast_to(q.positions - k.positions, (128, 128))) >= 0
+
+    Sorted = jax.tree_util.register_static(Sorted)
+    f = lambda *x: jattn.attention(*x, mask=Sorted() & masks.causal(), tile=TILE)  # noqa: E731
+    (found,) = jattn.implementations(f, *head(), platform="tpu")
+    assert found.reason.startswith("what the score modifier or mask computes cannot be lowered there"), found

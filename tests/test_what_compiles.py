@@ -122,6 +122,10 @@ def test_collectives_are_read_from_the_text():
         "reduce-scatter": (1, 56),
     }
     assert (found.overlapped, found.permutes) == (1, 1)
+    kernel = TEXT.replace(
+        "while(%x), condition=%twice, body=%empty", 'custom-call(%x), custom_call_target="tpu_custom_call"'
+    )
+    assert compilers.collectives(kernel).overlapped == 1
     late = TEXT.replace("while(%x), condition=%twice, body=%empty", "copy(%x)")
     assert compilers.collectives(late).overlapped == 0
 

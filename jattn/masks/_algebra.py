@@ -110,6 +110,9 @@ class Mask:
     looks_at_positions: bool = False
     """Whether the answer depends on how the positions of q and of k align."""
 
+    asks_users_function: bool = False
+    """Whether a function that a user wrote says which pairs are allowed."""
+
     counts_rows: bool = False
     """Whether it tells rows by their number in the array, so that a piece of the array cannot be asked."""
 

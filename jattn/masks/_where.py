@@ -64,6 +64,7 @@ class Where(Mask):
     """See `where`."""
 
     looks_at_positions = True
+    asks_users_function = True
     captured: tuple[jax.Array, ...]
     state_captured: tuple[jax.Array, ...]
     rule: PairRule = static()

@@ -98,24 +98,27 @@ class Call:
     """The operands of a pass over all heads, in the form that its kernels take."""
 
     def __init__(self, plan: Plan, tree: Any, levels: BatchLevels, xs: Sequence[jax.Array]):
-        self.plan, self.levels, self.sizes = plan, levels, levels.sizes
+        self.plan, self.sizes = plan, levels.sizes
         n = tree.num_leaves
-        leaves = [self.flatten(x, own) for x, own in zip(xs, levels.operands, strict=True)]
-        self.own_leaves, self.more = leaves[:n], leaves[n:]
-        self.raw: Operands = jax.tree.unflatten(tree, self.own_leaves)
+        leaves = [
+            Leaf(x.reshape(-1, *x.shape[len(own) :]), own, "") for x, own in zip(xs, levels.operands, strict=True)
+        ]
+        self.more = leaves[n:]
+        self.raw: Operands = jax.tree.unflatten(tree, leaves[:n])
         self.x = self.in_blocks(self.raw)
 
     @property
     def every(self) -> tuple[int, ...]:
         return tuple(range(len(self.sizes)))
 
-    def flatten(self, x: jax.Array, own: tuple[int, ...]) -> Leaf:
-        return Leaf(x.reshape(-1, *x.shape[len(own) :]), own, "")
-
     def spread(self, leaf: Leaf) -> jax.Array:
         """A leaf with an axis for every level, 1 where it lacks one: for what is computed outside of a kernel."""
         shape = (self.sizes[level] if level in leaf.own else 1 for level in self.every)
         return leaf.array.reshape(*shape, *leaf.array.shape[1:])
+
+    def spread_sink(self, sink: Leaf) -> jax.Array:
+        """A sink, or its tangent, with an axis for every level and one for the queries."""
+        return self.spread(sink) if sink.array.ndim == 2 else self.spread(sink)[..., None]
 
     def gather(self, y: jax.Array, kept: Sequence[int], own: Sequence[int]) -> jax.Array:
         """[heads kept, …] → the levels `own`, summed over the others."""

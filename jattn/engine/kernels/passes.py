@@ -110,9 +110,8 @@ class Saved:
 
     def sink_weight(self, call: Call) -> jax.Array:
         """The share of the sink in the denominator of each query."""
-        sink = call.spread(call.raw.sink)
-        sink = sink if call.raw.sink.array.ndim == 2 else sink[..., None]
-        sink, m = jnp.broadcast_arrays(sink.astype(call.plan.dtype), finite_or_zero(self.m))
+        sink = call.spread_sink(call.raw.sink).astype(call.plan.dtype)
+        sink, m = jnp.broadcast_arrays(sink, finite_or_zero(self.m))
         return jnp.exp(below(sink, m) - self.log_sum)
 
 
@@ -147,12 +146,10 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: jax.Array) -> list
         "jattn_tangent", call, walk, operands, outputs, shapes, start, visit, lambda carry: (carry[0].T, carry[1])
     )
     a, lse_dot = run(kernel)
-    a = call.gather(a[:, : plan.T], call.every, call.every)
-    lse_dot = call.gather(lse_dot[:, 0, : plan.T], call.every, call.every)
+    a = a[:, : plan.T].reshape(*call.sizes, plan.T, Dv)
+    lse_dot = lse_dot[:, 0, : plan.T].reshape(*call.sizes, plan.T)
     if raw_dot.sink is not None:
-        sink_dot = call.spread(raw_dot.sink)
-        sink_dot = sink_dot if raw_dot.sink.array.ndim == 2 else sink_dot[..., None]
-        lse_dot += saved.sink_weight(call) * sink_dot
+        lse_dot += saved.sink_weight(call) * call.spread_sink(raw_dot.sink)
     return [
         jnp.where(saved.nonempty[..., None], a - lse_dot[..., None] * saved.out, 0),
         jnp.where(saved.nonempty, lse_dot, 0),
@@ -199,10 +196,9 @@ class Pullback:
         x, rows, dout, g = operands
         dout = jnp.where((rows[0] > -jnp.inf).T, dout.astype(self.call.plan.dtype), 0)
         w = recomputed(self.call, x, rows, i, j, masked)
-        moving = active.captured or (None,) * len(x.captured)
         captured = tuple(
             c if n is None else jnp.broadcast_to(c, (*c.shape[:1], g.shape[1]) if c.ndim else g.shape)
-            for c, n in zip(x.captured, moving, strict=True)
+            for c, n in zip(x.captured, active.captured, strict=True)
         )
         w = w._replace(tile=w.tile._replace(captured=captured))
         if active.scale is not None:
@@ -251,7 +247,7 @@ class Pullback:
             found[active.bias] = rest[-1][:, : plan.T, : plan.S], every
         if active.scale is not None:
             q = call.spread(call.raw.q).astype(plan.dtype)
-            unscaled = call.gather(dq, every, every)
+            unscaled = dq.reshape(*call.sizes, plan.T, D)
             found[active.scale] = (unscaled * jnp.where(jnp.isfinite(q), q, 0)).sum((-2, -1)).reshape(-1), every
             dq = (unscaled * call.spread(call.raw.scale)[..., None, None]).reshape(dq.shape)
         if active.q is not None:

@@ -1,14 +1,13 @@
 """Which passes a program contains, and how each would run on a platform: read off its jaxpr, without running it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 
 from jattn import _errors
 from jattn.engine.batching import Vmapped, batched_call_p
-from jattn.engine.kernels import support
+from jattn.engine.kernels.support import for_kernels, refusal
 from jattn.engine.schedule import PlannedFunction
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -18,7 +17,7 @@ class Implementation(NamedTuple):
     """One pass of attention in a program."""
 
     name: str
-    """forward, tangent or backward; or derived, of what JAX derives of these."""
+    """forward, tangent or backward, of a ring ringforward and so on; or derived, of what JAX derives of these."""
     kernel: bool
     """Whether it runs as kernels; else as loops."""
     reason: str
@@ -86,7 +85,5 @@ def _of_call(eqn: Any, platform: str) -> Implementation:
         return Implementation("derived", False, "derivatives that JAX derives of the passes run as loops")
     if fun.plan.implementation == "loops":
         return Implementation(name, False, "implementation='loops' was asked for")
-    platform = support.INTERPRETED if fun.plan.implementation == "interpret" else platform
-    here = replace(fun, plan=fun.plan.for_platform(platform))
-    reason = support.refusal(here, platform, levels, [v.aval for v in eqn.invars])
+    reason = refusal(for_kernels(fun, platform), levels, [v.aval for v in eqn.invars])
     return Implementation(name, reason is None, reason or "")

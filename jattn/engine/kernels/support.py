@@ -22,7 +22,7 @@ from jattn.engine.forward import Forward
 from jattn.engine.kernels import gpu, passes, tpu
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
-from jattn.engine.score import ScalarScore
+from jattn.engine.score import ScalarScore, TileScore
 from jattn.engine.tangent import Tangent
 from jattn.masks import Mask
 
@@ -46,12 +46,11 @@ def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequ
     implementation = fun.plan.implementation
     if implementation == "loops":
         return None
-    interpret = implementation == "interpret"
-    platform = INTERPRETED if interpret else platform
-    fun = dataclasses.replace(fun, plan=fun.plan.for_platform(platform))
-    reason = refusal(fun, platform, levels, avals)
+    fun = for_kernels(fun, platform)
+    reason = refusal(fun, levels, avals)
     if reason is None:
-        return partial(PASSES[type(fun)], fun, levels, partial(RUNS[platform], interpret=interpret))
+        run = partial(RUNS[fun.platform], interpret=implementation == "interpret")
+        return partial(PASSES[type(fun)], fun, levels, run)
     if implementation is not None:
         must, remedy = f"implementation must be able to do this call ({reason})", "Use implementation='loops'."
         _errors.fail(ValueError, "attention", must, remedy, implementation=repr(implementation))
@@ -64,14 +63,20 @@ def register_kernels() -> None:
         has_kernels(kind, choose)
 
 
-def refusal(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> str | None:
-    """Why there is no kernel for a pass, in words; None if there is one.
+def for_kernels(fun: PlannedFunction, platform: str) -> PlannedFunction:
+    """A pass as it is planned for a platform, or for the one whose kernels are to be interpreted."""
+    platform = INTERPRETED if fun.plan.implementation == "interpret" else platform
+    return dataclasses.replace(fun, plan=fun.plan.for_platform(platform))
+
+
+def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> str | None:
+    """Why there is no kernel for a pass on the platform that it is planned for, in words; None if there is one.
 
     Args:
-      platform: "cpu", "gpu" or "tpu".
       levels: how it is mapped.
       avals: the types of its operands, with the axes of all levels.
     """
+    platform = fun.platform
     if platform not in RUNS:
         return f"kernels are for the GPU and the TPU, and the platform is {platform}"
     plan = fun.plan
@@ -83,8 +88,8 @@ def refusal(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Seq
     if found is None and platform == "gpu" and plan.implementation is None:
         # jax.export refuses a program with a call of Triton: JAX does not promise to read it again.
         return "the GPU kernel is taken only where implementation='kernel' asks for it"
-    if found is None and (isinstance(plan.score, ScalarScore) or of_user(x.mask)):
-        found = of_lowering(fun, platform, levels, tuple((a.shape, a.dtype) for a in avals))
+    if found is None and of_user(plan.score, x.mask):
+        found = of_lowering(fun, levels, tuple((a.shape, a.dtype) for a in avals))
     return found
 
 
@@ -158,16 +163,28 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
     return None
 
 
-def of_user(mask: Mask | None) -> bool:
-    """Whether a mask contains a predicate of the user's own."""
-    return mask is not None and "where(" in repr(jax.tree.map(lambda _: None, mask))
+def of_user(score: Any, mask: Mask | None) -> bool:
+    """Whether a tile evaluates what a user wrote: a function, or a class of masks or score modifiers of their own."""
+    parts: list[Any] = []
+
+    def collect(part: Mask) -> Mask:
+        parts.append(part)
+        return part
+
+    if mask is not None:
+        mask.map_leaves(collect)
+    if isinstance(score, TileScore):
+        parts.append(jax.tree.unflatten(score.tree, [0.0] * score.tree.num_leaves))
+        parts.extend(getattr(parts[-1], "scores", ()))
+    theirs = (getattr(x, "asks_users_function", False) or type(x).__module__.split(".")[0] != "jattn" for x in parts)
+    return isinstance(score, ScalarScore) or any(theirs)
 
 
-def of_lowering(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: tuple[Any, ...]) -> str | None:
+def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...]) -> str | None:
     """Why what the user wrote cannot be lowered in a kernel, found by trying; logged at debug level."""
-    kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(RUNS[platform], interpret=False)))
+    kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(RUNS[fun.platform], interpret=False)))
     try:
-        kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=(LOWERED[platform],))
+        kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=(LOWERED[fun.platform],))
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         logger.debug("attention runs as loops: %s", reason)
