@@ -165,7 +165,7 @@ def of_devices(rows: list[Job]) -> str:
 
     def line(r: Job) -> list[str]:
         which = [r["way"], r["mask"], r["layout"], r["derivative"]]
-        growth = "" if r["growth"] is None else f"{r['growth']:.2f}"
+        growth = f"{r['growth']:.2f}" if r["growth"] else ""
         planned = "equal" if as_planned(r) else f"planned {r['planned']:,}"
         overlapped = f"{r['overlapped']} of {r['permutes']}" if r["permutes"] else ""
         size = [f"{1024 * r['devices']:,}", f"{r['temporaries'] / MIB:.1f}", growth, f"{r['sent']:,}"]
