@@ -45,6 +45,13 @@ class SoftmaxState(NamedTuple):
         acc = (Dv, shape[-1]) if transposed else (*shape, Dv)
         return cls(m, (m > -jnp.inf).astype(dtype), jnp.zeros(acc, dtype))
 
+    @classmethod
+    def of(cls, logits: jax.Array, weighted_values: Callable[[jax.Array], jax.Array]) -> "SoftmaxState":
+        """Of the first keys, without a sink: as `absorb` where `exact`."""
+        m = logits.max(-1)
+        p = jnp.exp(logits - m[..., None])
+        return cls(m, p.sum(-1), weighted_values(p))
+
     def absorb(
         self,
         logits: jax.Array,
@@ -52,6 +59,7 @@ class SoftmaxState(NamedTuple):
         nan_rows: jax.Array | None = None,
         *,
         transposed: bool = False,
+        exact: bool = False,
     ) -> "SoftmaxState":
         """With some more keys.
 
@@ -59,25 +67,39 @@ class SoftmaxState(NamedTuple):
           logits: [..., keys]; `transposed`, [keys, queries].
           weighted_values: f(p) = Σ_s p_s v_s of p = exp(logits − m), in the shape of acc.
           nan_rows: 0, or NaN for the queries whose result is to be NaN.
+          exact: whether no logit is infinite, excluded pairs having `excluded` for −∞, and none is the result of a
+            product that XLA could fuse with "− m". Then XLA makes one kernel of maximum, difference and exponential.
         """
         keys: dict[str, Any] = {"axis": 0, "keepdims": True} if transposed else {"axis": -1}
         m = jnp.maximum(self.m, logits.max(**keys))
         if nan_rows is not None:
             m += nan_rows
-        top = finite_or_zero(m)
-        p = jnp.exp(below(logits, _beside_width(top, transposed)))
-        shrink = jnp.exp(below(self.m, top))
+        top, minus = (m, jnp.subtract) if exact else (finite_or_zero(m), below)
+        p = jnp.exp(minus(logits, _beside_width(top, transposed)))
+        shrink = jnp.exp(minus(self.m, top))
         acc = self.acc * _beside_width(shrink, transposed) + weighted_values(p)
         return SoftmaxState(m, self.total * shrink + p.sum(**keys), acc)
 
-    def finish(self, *, transposed: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def finish(self, *, transposed: bool = False, exact: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(out, m, log_sum), lse = m + log_sum: kept apart, since beside a logit of 1e8 the logarithm is lost.
 
         A query without a key has out = 0, m = −inf, log_sum = 0.
         """
-        empty = self.total == 0
+        empty = self.m <= excluded(self.m.dtype) if exact else self.total == 0
         total = jnp.where(empty, 1, self.total)
-        return self.acc / _beside_width(total, transposed), jnp.where(empty, -jnp.inf, self.m), jnp.log(total)
+        out = self.acc / _beside_width(total, transposed)
+        if exact:
+            out = jnp.where(_beside_width(empty, transposed), 0, out)
+        return out, jnp.where(empty, -jnp.inf, self.m), jnp.log(total)
+
+
+def excluded(dtype: Any) -> jax.Array:
+    """A logit below every other by more than the logarithm of any number, where no other is near it (`all_finite`).
+
+    Beside a logit that is allowed its weight is 0. A state that has seen nothing else holds weights of 1, which the
+    first allowed key multiplies by 0, and `finish` leaves out.
+    """
+    return jnp.asarray(jnp.finfo(dtype).min / 2, dtype)
 
 
 def _beside_width(x: jax.Array, transposed: bool) -> jax.Array:

@@ -53,6 +53,7 @@ SECOND = "one_head.py::test_in_float64_it_is_the_definition_to_second_order[all]
 OF_LSE = "one_head.py::test_the_gradient_of_lse_is_the_weights"
 DROPS = "tiles.py::test_each_derivative_drops_the_same_weights"
 IN_TILES = "sweeps.py::test_every_size_has_an_answer_in_tiles_too[{'T': 17, 'S': 33}]"
+EXAMPLE = "finite.py::test_one_example_that_is_not_finite_changes_no_other"
 NONFINITE = "one_head.py::test_what_is_not_finite_and_attended_makes_the_row_nan_whatever_the_tiles"
 EXACT = "engine_details.py::test_the_block_state_is_exact_of_tiles_that_begin_and_end_anywhere"
 NEVER_WRONG = "masks.py::test_the_block_state_of_a_rectangle_is_never_wrong"
@@ -81,7 +82,7 @@ def one_place(path: str) -> str:
 TILE, FORWARD, TANGENT = "jattn/engine/tile.py", "jattn/engine/forward.py", "jattn/engine/tangent.py"
 BACKWARD, SCHEDULE, ATTEND = "jattn/engine/backward.py", "jattn/engine/schedule.py", "jattn/engine/attend.py"
 PARTIALS = "jattn/partials.py"
-MASKED = "return jnp.where(allowed, jnp.where(nonfinite, jnp.nan, logits), -jnp.inf)"
+MASKED = "return jnp.where(allowed, logits, excluded)"
 START = "start = SoftmaxState.start(sink,"
 plant("the score before the scale", TILE, "else partial(plan.score, tile.captured)",
       "else lambda x, t, s: tile.scale * plan.score(tile.captured, x / tile.scale, t, s)", ORDER)
@@ -92,14 +93,14 @@ plant("the bias scaled", TILE, "return logits_from_products(products, score, til
 plant("the mask before the score", TILE, MASKED, "found = jnp.where(allowed, products, -jnp.inf)\n"
       "    found = found if score is None else score(found, q_positions, k_positions)\n"
       "    return found if bias is None else found + bias", ORDER)
-plant("no mask", TILE, MASKED, "return jnp.where(nonfinite, jnp.nan, logits)", ORDER)
+plant("no mask", TILE, MASKED, "return logits", ORDER)
 plant("the sink scaled", FORWARD, START,
       "start = SoftmaxState.start(None if sink is None else sink * x.scale.astype(sink.dtype),", ORDER)
 plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sink, plan.dtype)\n            "
       "sink = plan.score(x.captured, sink, *[jnp.zeros((1, 1), jnp.int32)] * 2)[0]\n            " + START, ORDER)
 plant("no sink", PARTIALS, "return cls(m, (m > -jnp.inf).astype(dtype),", "return cls(m, jnp.zeros_like(m),", ORDER)
-plant("lse without its sink", FORWARD, "out, m, log_sum = fold_keys(visits, i, step, start).finish()",
-      "state = fold_keys(visits, i, step, start)\n            out, m, log_sum = state.finish()\n            "
+plant("lse without its sink", FORWARD, "out, m, log_sum = (start if state is None else state).finish(exact=exact)",
+      "out, m, log_sum = state.finish()\n            "
       "log_sum = jnp.log(state.total - jnp.exp(sink.astype(plan.dtype) - m))", ORDER)
 
 # Tiles and the forward pass.
@@ -126,12 +127,17 @@ plant("weighted values not shrunk to a new maximum", PARTIALS, "acc = self.acc *
 plant("the sum not shrunk to a new maximum", PARTIALS, "self.total * shrink + p.sum(**keys), acc",
       "self.total + p.sum(**keys), acc", IN_TILES)
 plant("lse of what dropout kept alone", FORWARD,
-      "return state.absorb(logits, values, nan_rows(products), transposed=transposed)",
+      "return state.absorb(logits, values, nan_rows(products), transposed=transposed, exact=exact)",
       "factors = tiles.dropout_factors(plan, tile)\n    return state.absorb(logits if factors is None else logits + "
       "jnp.log(factors), lambda p: p @ tile.v, nan_rows(products))",
       "tiles.py::test_dropout_does_not_change_the_mean_nor_lse")
 plant("a NaN of a small call hidden", FORWARD, "m = logits.max(1) + _nan_rows(plan, x)(products, 0, 0)",
       "m = jnp.nanmax(logits, 1)", NONFINITE)
+plant("whatever it holds, found finite", "jattn/engine/plan.py", "return (largest < jnp.finfo(plan.dtype).max / 16).all()",
+      "return ~(largest > jnp.finfo(plan.dtype).max / 16).any()", EXAMPLE)
+plant("a query without a key given the mean of its first tiles", PARTIALS,
+      "empty = self.m <= excluded(self.m.dtype) if exact else", "empty =",
+      "finite.py::test_each_form_is_the_definition_and_so_are_its_derivatives[any pairs]")
 plant("an infinity of a full tile hidden", PARTIALS, "m += nan_rows", "pass", NONFINITE)
 plant("the constant summand of lse alone", ATTEND, "return out.astype(v.dtype), m + log_sum",
       "return out.astype(v.dtype), m", SECOND)
@@ -173,8 +179,8 @@ plant("the scale twice in its own cotangent", BACKWARD, "jnp.sum(dq * q.T)", "jn
 plant("no dropout in the cotangents of logits", BACKWARD, "w.drop(w.v @ dout.T)", "w.v @ dout.T", DROPS)
 plant("no dropout in the cotangent of v", BACKWARD, "w.at_finite_values(w.drop(p) @ dout)",
       "w.at_finite_values(p @ dout)", DROPS)
-plant("no dropout in the tangent of v", TANGENT, "transposed_dot(w.at_finite_values(tile_dot.v), w.drop(p))",
-      "transposed_dot(w.at_finite_values(tile_dot.v), p)", DROPS)
+plant("no dropout in the tangent of v", TANGENT, "weighted(w.drop(p), w.at_finite_values(tile_dot.v))",
+      "weighted(p, w.at_finite_values(tile_dot.v))", DROPS)
 plant("no cotangent of the sink", BACKWARD, "dsink = residuals.sink_weight(plan) * g", "dsink = 0 * g", SECOND)
 plant("a sign in the cotangent of the sink", BACKWARD, "dsink = residuals.sink_weight(plan) * g",
       "dsink = -residuals.sink_weight(plan) * g", SECOND)

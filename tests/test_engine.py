@@ -101,9 +101,9 @@ def planted(monkeypatch):
     """1 more in the logit of each allowed pair whose key stands at an odd position."""
     real = tile.logits_from_products
 
-    def one_more(products, score, bias, allowed, nonfinite, q_positions, k_positions):
-        found = real(products, score, bias, allowed, nonfinite, q_positions, k_positions)
-        return found + (k_positions % 2).astype(found.dtype)  # −∞ remains −∞
+    def one_more(products, score, bias, allowed, nonfinite, q_positions, k_positions, *excluded):
+        found = real(products, score, bias, allowed, nonfinite, q_positions, k_positions, *excluded)
+        return found + (k_positions % 2).astype(found.dtype)  # the logit of an excluded pair remains what it is
 
     jax.clear_caches()  # programs are kept by what they compute, of which nobody says that it was exchanged
     monkeypatch.setattr(tile, "logits_from_products", one_more)

@@ -70,7 +70,7 @@ def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, 
     fields = active_fields(active, w.tile)
     q, k, scale = w.tile.q, w.tile.k, w.tile.scale
     q_nonfinite = k_nonfinite = None
-    if w.allowed is not None:
+    if w.allowed is not None and not plan.finite:
         (q, q_nonfinite), (k, k_nonfinite) = zero_nonfinite_rows(q), zero_nonfinite_rows(k)
 
     def logits(products: jax.Array, bias: Any, captured: Any) -> jax.Array:

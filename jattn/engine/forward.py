@@ -18,7 +18,7 @@ from jattn.engine.plan import Operands, Plan, pad
 from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule
 from jattn.engine.tangent import Tangent, transposed_dot
 from jattn.engine.tile import Tile
-from jattn.partials import SoftmaxState
+from jattn.partials import SoftmaxState, excluded
 
 CHECKPOINT_NAMES = ("jattn_out", "jattn_max", "jattn_log_sum")
 """The names by which a policy of `jax.checkpoint` saves what attention returns, so that no gradient attends again:
@@ -47,11 +47,18 @@ class Forward(PlannedFunction, ReturnsPartial):
 
     @property
     def working_set_bytes(self) -> int | None:
-        if self.platform == "cpu":  # where `single_tile` has no logits, the more heads in one kernel the better
-            leaves = [0] * self.tree.num_leaves  # a placeholder for each: only what is there counts
-            if fits_one_tile(self.plan, jax.tree.unflatten(self.tree, leaves)):
-                return None
+        # Where `single_tile` has no logits, the more heads in one kernel the better.
+        if self.platform == "cpu" and fits_one_tile(self.plan, self._operands):
+            return None
         return self.plan.working_set_bytes
+
+    def for_finite(self) -> BatchedFunction | None:
+        return None if fits_one_tile(self.plan, self._operands) else super().for_finite()
+
+    @property
+    def _operands(self) -> Operands:
+        """A placeholder for each leaf: only what is there counts."""
+        return jax.tree.unflatten(self.tree, [0] * self.tree.num_leaves)
 
     def tangent_function(self, argnums: tuple[int, ...]) -> Tangent:
         return Tangent(self.plan, self.tree, argnums)
@@ -62,47 +69,68 @@ class Forward(PlannedFunction, ReturnsPartial):
         if fits_one_tile(plan, x):
             return single_tile(plan, x)
         visits = schedule(plan, x)
-        nan_rows = _nan_rows(plan, x)
+        nan_rows = (lambda *tile: None) if plan.finite else _nan_rows(plan, x)
+        exact = plan.finite and _sums_of_products(plan, x)
 
         def row(_: Any, i: Any) -> Any:
-            def step(state: SoftmaxState, j: Any, masked: bool) -> SoftmaxState:
+            def step(state: SoftmaxState | None, j: Any, masked: bool) -> SoftmaxState:
                 tile = tiles.cut(plan, x, i, j)
                 if masked:
-                    return forward_masked_tile(plan, state, tile)
-                return forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j))
+                    return forward_masked_tile(plan, state, tile, exact=exact)
+                return forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j), exact=exact)
 
             sink = x.sink if x.sink is None or x.sink.ndim == 0 else tiles.cut_rows(x.sink, i, plan.q_tile)
             start = SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
-            out, m, log_sum = fold_keys(visits, i, step, start).finish()
-            return None, (out + nan_if_nonfinite(out)[:, None], m, log_sum)
+            # Where all of a row is written out, its first tile makes the state.
+            state = fold_keys(visits, i, step, None if exact and visits.written_out else start)
+            out, m, log_sum = (start if state is None else state).finish(exact=exact)
+            return None, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum)
 
-        _, ys = scan_queries(plan, row, None)
+        _, ys = scan_queries(visits, row, None)
         return [y[: plan.T] for y in ys]
 
 
 def forward_full_tile(
     plan: Plan,
-    state: SoftmaxState,
+    state: SoftmaxState | None,
     tile: Tile,
     nan_rows: Callable[[jax.Array], jax.Array | None],
     *,
     transposed: bool = False,
+    exact: bool = False,
 ) -> SoftmaxState:
-    """The state after a tile of which every pair is allowed."""
+    """The state after a tile of which every pair is allowed. A state of None is that before any key."""
     products = tiles.products(tile.q, tile.k, tile.scale, transposed=transposed)
     logits = tiles.tile_logits(plan, tile, products, None, transposed=transposed)
     values = _weighted_values(plan, tile, tile.v, transposed)
-    return state.absorb(logits, values, nan_rows(products), transposed=transposed)
+    if state is None:
+        return SoftmaxState.of(logits, values)
+    return state.absorb(logits, values, nan_rows(products), transposed=transposed, exact=exact)
 
 
-def forward_masked_tile(plan: Plan, state: SoftmaxState, tile: Tile, *, transposed: bool = False) -> SoftmaxState:
+def forward_masked_tile(
+    plan: Plan, state: SoftmaxState | None, tile: Tile, *, transposed: bool = False, exact: bool = False
+) -> SoftmaxState:
     """The state after a tile of which some pairs are allowed: what is not allowed is not looked at."""
     allowed = tiles.tile_mask(plan, tile)
-    logits = tiles.logits(plan, tile, allowed, transposed=transposed)
-    v, nonfinite = zero_nonfinite_rows(tile.v)
-    met = any_along(allowed & (nonfinite if transposed else nonfinite.T), 0 if transposed else 1)
-    state = state._replace(acc=jnp.where(met, jnp.nan, state.acc))
-    return state.absorb(logits, _weighted_values(plan, tile, v, transposed), transposed=transposed)
+    least = excluded(plan.dtype) if exact else -jnp.inf
+    logits = tiles.logits(plan, tile, allowed, transposed=transposed, excluded=least)
+    v, nonfinite = (tile.v, None) if plan.finite else zero_nonfinite_rows(tile.v)
+    values = _weighted_values(plan, tile, v, transposed)
+    if state is None:
+        return SoftmaxState.of(logits, values)
+    if nonfinite is not None:
+        met = any_along(allowed & (nonfinite if transposed else nonfinite.T), 0 if transposed else 1)
+        state = state._replace(acc=jnp.where(met, jnp.nan, state.acc))
+    return state.absorb(logits, values, transposed=transposed, exact=exact)
+
+
+def _sums_of_products(plan: Plan, x: Operands) -> bool:
+    """Whether logits are sums of products, stored as they are compared, and nothing else.
+
+    What a score, a bias or a sink brings was not looked at when the operands were found finite.
+    """
+    return plan.score is None and x.bias is None and x.sink is None and x.q.shape[1] > 1
 
 
 def _weighted_values(plan: Plan, tile: Tile, v: jax.Array, transposed: bool) -> Callable[[jax.Array], jax.Array]:

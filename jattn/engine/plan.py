@@ -49,6 +49,8 @@ class Plan:
     """Whether the caller chose the tile, and it is the same on every platform."""
     implementation: str | None = None
     """None for kernels where they are taken unasked, "loops", "kernel" or "interpret"."""
+    finite: bool = False
+    """Whether `all_finite` found the operands so: then no tile is asked for what is not."""
 
     def for_platform(self, platform: str) -> "Plan":
         """The same plan with the tile that suits a platform."""
@@ -90,6 +92,17 @@ class Plan:
     def pad_rows(self, x: jax.Array, value: Any = 0) -> jax.Array:
         """[T, ...] with rows added until whole tiles cover it."""
         return jnp.pad(x, [(0, self.q_rows - self.T)] + [(0, 0)] * (x.ndim - 1), constant_values=value)
+
+
+def all_finite(plan: Plan, x: Operands) -> jax.Array:
+    """Whether q, k and v hold no NaN and no infinity, and nothing that is made of them can overflow.
+
+    Asked once for a whole batch, whose operands may have leading axes.
+    """
+    q, k, v, scale = (jnp.max(jnp.abs(a), initial=0).astype(plan.dtype) for a in (x.q, x.k, x.v, x.scale))
+    width, keys = (jnp.asarray(n, plan.dtype) for n in (x.q.shape[-1], plan.S))
+    largest = jnp.stack([q * scale, q * scale * k * width, v * keys])
+    return (largest < jnp.finfo(plan.dtype).max / 16).all()  # no comparison with a NaN is true
 
 
 def pad(plan: Plan, x: Operands) -> Operands:

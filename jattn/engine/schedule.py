@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn._values import recomputed
+from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction
-from jattn.engine.plan import Operands, Plan
+from jattn.engine.plan import Operands, Plan, all_finite
 from jattn.masks import EMPTY, FULL, PARTIAL, Spans
 
 PASSES = ((FULL, False), (PARTIAL, True))
@@ -35,6 +36,15 @@ class PlannedFunction(BatchedFunction):
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, plan=self.plan.for_platform(platform))
 
+    def for_finite(self) -> BatchedFunction | None:
+        plan = self.plan
+        # Few queries are bound by reading the keys, and have no time for a look at them.
+        looks = plan.platform == "cpu" and plan.q_tile >= tuning.FEW_QUERIES and not plan.finite
+        return dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True)) if looks else None
+
+    def all_finite(self, *xs: jax.Array) -> jax.Array:
+        return all_finite(self.plan, jax.tree.unflatten(self.tree, xs[: self.tree.num_leaves]))
+
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))
 
@@ -49,6 +59,12 @@ class Schedule:
     plan: Plan
     lists: tuple[np.ndarray, np.ndarray] | None
     states: jax.Array | None
+
+    @property
+    def written_out(self) -> bool:
+        """Whether the tiles are visited one after another without a loop, as few of them are that are finite."""
+        few = self.lists is not None and sum(map(len, self.lists)) <= tuning.WRITTEN_OUT_TILES
+        return self.plan.finite and few and not self.plan.tile_given
 
 
 def schedule(plan: Plan, x: Operands) -> Schedule:
@@ -119,6 +135,11 @@ def fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], carry: Any) ->
             carry, _ = jax.lax.fori_loop(0, jnp.sum(row == state, dtype=jnp.int32), visit, (carry, jnp.int32(0)))
         return carry
     assert visits.lists is not None
+    if visits.written_out:
+        for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
+            for j in tiles[tiles[:, 0] == i, 1]:
+                carry = step(carry, int(j), masked)
+        return carry
     for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
         if len(tiles) == 0:
             continue
@@ -135,11 +156,18 @@ def _listed(step: Callable[..., Any], js: jax.Array, masked: bool, n: Any, carry
     return step(carry, js[n], masked)
 
 
-def scan_queries(plan: Plan, row: Callable[..., Any], carry: Any) -> Any:
+def scan_queries(visits: Schedule, row: Callable[..., Any], carry: Any) -> Any:
     """Scans `row(carry, i) -> (carry, y)` over the query tiles; the y are joined along their rows."""
-    if plan.q_tiles == 1:
+    n = visits.plan.q_tiles
+    if n == 1:
         return row(carry, 0)
-    carry, ys = jax.lax.scan(row, carry, jnp.arange(plan.q_tiles, dtype=jnp.int32))
+    if visits.written_out:
+        rows = []
+        for i in range(n):
+            carry, y = row(carry, i)
+            rows.append(y)
+        return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *rows)
+    carry, ys = jax.lax.scan(row, carry, jnp.arange(n, dtype=jnp.int32))
     return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
 
 
@@ -176,14 +204,14 @@ def scan_tiles(visits: Schedule, add: Callable[..., Any], carry: Any) -> Any:
     return carry
 
 
-# Sums over tiles, for the derivative passes. `tile(i, j, masked)` yields a list of parts, each with a role: "dq", of
-# the queries of the tile, [d, q]; "kd", of its keys, [k, d]; "kq", of its pairs; or "", of neither. The sums have all
+# Sums over tiles, for the derivative passes. `tile(i, j, masked)` yields a list of parts, each with a role: "qd" or
+# "dq", of the queries of the tile; "kd", of its keys, [k, d]; "kq", of its pairs; or "", of neither. The sums have all
 # rows, and rows down.
 
 
 def sum_by_rows(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Array], roles: list[str]) -> list[Any]:
     """The sums of the parts, row of tiles after row: for evaluation, with loop bounds of any kind."""
-    plan, of_row = visits.plan, [role in ("q", "dq") for role in roles]
+    plan, of_row = visits.plan, [role in ("q", "qd", "dq") for role in roles]
 
     def row(others: list[jax.Array], i: Any) -> Any:
         def step(carry: Any, j: Any, masked: bool) -> Any:
@@ -195,16 +223,21 @@ def sum_by_rows(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Arra
 
         rest = iter(others)
         start = [
-            jnp.zeros((*z.shape[1:], plan.q_tile), z.dtype) if own else next(rest)
-            for z, own in zip(zeros, of_row, strict=True)
+            _row_of(plan, z, role) if own else next(rest) for z, own, role in zip(zeros, of_row, roles, strict=True)
         ]
         done = fold_keys(visits, i, step, start)
-        pairs = list(zip(done, of_row, strict=True))
-        return [a for a, own in pairs if not own], [a.T for a, own in pairs if own]
+        others = [a for a, own in zip(done, of_row, strict=True) if not own]
+        return others, [a.T if role == "dq" else a for a, own, role in zip(done, of_row, roles, strict=True) if own]
 
-    others, rows = scan_queries(plan, row, [z for z, own in zip(zeros, of_row, strict=True) if not own])
+    others, rows = scan_queries(visits, row, [z for z, own in zip(zeros, of_row, strict=True) if not own])
     rest, own_rows = iter(others), iter(rows)
     return [next(own_rows) if own else next(rest) for own in of_row]
+
+
+def _row_of(plan: Plan, total: jax.Array, role: str) -> jax.Array:
+    """Zeros for the part that a query tile has of a total, laid as its role says."""
+    row = jnp.zeros((plan.q_tile, *total.shape[1:]), total.dtype)
+    return row.T if role == "dq" else row
 
 
 def sum_by_tiles(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Array], roles: list[str]) -> list[Any]:

@@ -84,25 +84,34 @@ def products(q: jax.Array, k: jax.Array, scale: jax.Array, *, transposed: bool =
     return k @ scaled.T if transposed else scaled @ k.T
 
 
-def logits(plan: Plan, tile: Tile, allowed: jax.Array | None, *, transposed: bool = False) -> jax.Array:
-    """The logits of a tile, −∞ where a pair is not `allowed` (None: all are)."""
+def logits(
+    plan: Plan, tile: Tile, allowed: jax.Array | None, *, transposed: bool = False, excluded: Any = -jnp.inf
+) -> jax.Array:
+    """The logits of a tile, `excluded` where a pair is not `allowed` (None: all are)."""
     q, k = tile.q, tile.k
-    if allowed is not None:  # before the scale: 0 · NaN would reach its gradient
+    if allowed is not None and not plan.finite:  # before the scale: 0 · NaN would reach its gradient
         q, k = zero_nonfinite_rows(q)[0], zero_nonfinite_rows(k)[0]
-    return tile_logits(plan, tile, products(q, k, tile.scale, transposed=transposed), allowed, transposed=transposed)
+    found = products(q, k, tile.scale, transposed=transposed)
+    return tile_logits(plan, tile, found, allowed, transposed=transposed, excluded=excluded)
 
 
 def tile_logits(
-    plan: Plan, tile: Tile, products: jax.Array, allowed: jax.Array | None, *, transposed: bool
+    plan: Plan,
+    tile: Tile,
+    products: jax.Array,
+    allowed: jax.Array | None,
+    *,
+    transposed: bool,
+    excluded: Any = -jnp.inf,
 ) -> jax.Array:
     """The logits of a tile, from its products."""
     nonfinite = None
-    if allowed is not None:
+    if allowed is not None and not plan.finite:
         of_q, of_k = nonfinite_rows(tile.q), nonfinite_rows(tile.k)
         nonfinite = of_k | of_q.T if transposed else of_q | of_k.T
     score = None if plan.score is None else partial(plan.score, tile.captured)
     positions = tile.q_axis.positions, tile.k_axis.positions
-    return logits_from_products(products, score, tile.bias, allowed, nonfinite, *positions)
+    return logits_from_products(products, score, tile.bias, allowed, nonfinite, *positions, excluded)
 
 
 def logits_from_products(
@@ -113,6 +122,7 @@ def logits_from_products(
     nonfinite: Any,
     q_positions: jax.Array,
     k_positions: jax.Array,
+    excluded: Any = -jnp.inf,
 ) -> jax.Array:
     """What scaled products become: score modifier, then bias, then mask. The one place where a logit is made.
 
@@ -124,8 +134,9 @@ def logits_from_products(
       score: f(products, q_positions, k_positions) on a whole tile, or None.
       bias: broadcasts to the products.
       allowed: likewise; None where every pair is.
-      nonfinite: the pairs whose query or key holds a NaN or an infinity; looked at where a mask is.
+      nonfinite: the pairs whose query or key holds a NaN or an infinity; looked at where a mask is. None for none.
       q_positions: along the axis of the queries; k_positions: along that of the keys.
+      excluded: the logit of a pair that is not allowed.
     """
     logits = products
     if score is not None:
@@ -134,7 +145,9 @@ def logits_from_products(
         logits = logits + (bias if allowed is None else jnp.where(allowed, bias, 0))
     if allowed is None:
         return logits
-    return jnp.where(allowed, jnp.where(nonfinite, jnp.nan, logits), -jnp.inf)
+    if nonfinite is not None:
+        logits = jnp.where(nonfinite, jnp.nan, logits)
+    return jnp.where(allowed, logits, excluded)
 
 
 def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.Array | None:

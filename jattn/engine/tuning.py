@@ -23,6 +23,10 @@ SINGLE_TILE_PAIRS = 2**16
 makes one kernel: over many heads twice as fast as in four."""
 
 
+WRITTEN_OUT_TILES = 16
+"""Up to so many tiles are visited one after another, without a loop: 2,048 × 2,048 pairs on a CPU."""
+
+
 def tile_sizes(T: int, S: int, *, platform: str | None = None) -> tuple[int, int]:
     """How many queries and how many keys make a tile.
 

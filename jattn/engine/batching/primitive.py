@@ -42,6 +42,14 @@ class BatchedFunction:
         """Whether examples that differ in these operands do different work: in one group each would do all of it."""
         return False
 
+    def for_finite(self) -> "BatchedFunction | None":
+        """The same function of operands that are finite (`all_finite`), where it is faster for them."""
+        return None
+
+    def all_finite(self, *xs: jax.Array) -> jax.Array:
+        """Whether the operands, those of a whole batch, are such."""
+        raise NotImplementedError
+
     @property
     def collective(self) -> bool:
         """Whether it communicates with other devices. One that does not is traced as if there were none."""
@@ -167,6 +175,14 @@ def _run(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
     return fun(*xs)
 
 
+def _evaluate(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
+    """The function, in the form for finite operands where they are found to be: one decision for the whole batch."""
+    finite = fun.for_finite()
+    if finite is None:
+        return _run(fun, *xs)
+    return jax.lax.cond(fun.all_finite(*xs), partial(_run, finite), partial(_run, fun), *xs)
+
+
 @partial(jax.jit, static_argnames="fun")
 def _compiled(*xs: Any, fun: BatchedFunction) -> list[jax.Array]:
     if not any(isinstance(x, jax.core.Tracer) for x in xs):
@@ -207,11 +223,11 @@ def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
         """The function of so many examples: all of them, or the share of one device."""
         share = fun.resized(*sizes)
         if whole is None or sizes == levels.sizes:
-            return whole or partial(_run, share)
+            return whole or partial(_evaluate, share)
 
         def run(*xs: Any) -> list[jax.Array]:
             kernel = share.kernel(platform, levels._replace(sizes=sizes), [jax.typeof(x) for x in xs])
-            return kernel(*xs) if kernel else _run(share, *xs)
+            return kernel(*xs) if kernel else _evaluate(share, *xs)
 
         return run
 

@@ -38,8 +38,11 @@ class Vmapped(BatchedFunction):
         if self.fun.working_set_bytes is None:
             return self.size
         most = max(1, tuning.group_bytes(self.platform) // self.fun.working_set_bytes)
-        # Of a symbolic batch nobody knows whether a group would be full: each example alone.
-        return min(self.size, most) if isinstance(self.size, int) else 1
+        if not isinstance(self.size, int):  # of a symbolic batch nobody knows whether a group would be full
+            return 1
+        # Groups of one size, if they are not much smaller: what is left over would be a program of its own.
+        equal = next(n for n in range(min(self.size, most), 0, -1) if self.size % n == 0)
+        return equal if 2 * equal > most else min(self.size, most)
 
     @property
     def platform(self) -> str:
@@ -47,6 +50,13 @@ class Vmapped(BatchedFunction):
 
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, fun=self.fun.for_platform(platform))
+
+    def for_finite(self) -> BatchedFunction | None:
+        finite = self.fun.for_finite()
+        return None if finite is None else dataclasses.replace(self, fun=finite)
+
+    def all_finite(self, *xs: jax.Array) -> jax.Array:
+        return self.fun.all_finite(*xs)
 
     def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
         below = self.fun.batch_levels(operands, outputs)
@@ -84,7 +94,14 @@ class Vmapped(BatchedFunction):
         return self.fun.kernel(platform, levels, avals)
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
-        return self._in_groups(self.fun, xs)
+        inner = self.fun
+        if not isinstance(inner, Vmapped) or (self.mapped, self.summed) != (inner.mapped, inner.summed):
+            return self._in_groups(inner, xs)
+        # Batch and heads as one axis: a loop in a loop costs more than one.
+        whole = dataclasses.replace(inner, size=self.size * inner.size)
+        ys = whole(*(x.reshape(-1, *x.shape[2:]) if m else x for x, m in zip(xs, self.mapped, strict=True)))
+        stacked = (self.size, inner.size)
+        return [y if s else y.reshape(*stacked, *y.shape[1:]) for y, s in zip(ys, self.summed, strict=True)]
 
     def transposable(self, *xs: jax.Array) -> list[jax.Array]:
         return self._in_groups(jax.checkpoint(self.fun.transposable), xs)

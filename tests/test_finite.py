@@ -1,0 +1,121 @@
+"""Operands that are found finite, once a call, are attended without a search of each tile for what is not."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import assert_close, normal
+from _oracles import definition, weigh
+
+import jattn
+from jattn import masks, scores
+from jattn.engine.attend import make_plan
+from jattn.engine.batching import batched_call
+from jattn.engine.forward import Forward
+from jattn.engine.plan import Operands, all_finite
+
+T, S, D, TILE = 40, 40, 5, (16, 16)
+Q, K, V = (normal(T, D, seed=n) for n in range(3))
+SOME = np.random.default_rng(3).random((T, S)) < 0.2
+SOME[5] = SOME[17] = False  # queries without a key
+SOME[33, :32] = False  # a query whose first key is in the last tile
+CASES = {
+    "full": {},
+    "causal": {"mask": masks.causal()},
+    "a window": {"mask": masks.window(left=3, right=2)},
+    "traced lengths": {"mask": masks.lengths(20, np.int32(21))},
+    "any pairs": {"mask": masks.dense(SOME)},
+    "a bias": {"mask": masks.causal(), "bias": normal(T, S, seed=4)},
+    "a score and a sink": {"mask": masks.dense(SOME), "score": scores.soft_cap(2.0), "sink": np.float64(0.3)},
+}
+FORMS = {
+    "searched": {},
+    "finite, in loops": {"finite": True},
+    "finite, written out": {"finite": True, "tile_given": False},
+}
+
+
+def attend(q, k, v, *, mask=None, score=None, bias=None, sink=None, **form):
+    """(out, lse) of one form: as `engine.attend`, with the choice made beforehand."""
+    plan, x = make_plan(Operands(q, k, v, bias, sink, mask=mask), score, TILE)
+    leaves, tree = jax.tree.flatten(x)
+    out, m, log_sum = batched_call(Forward(dataclasses.replace(plan, **form), tree), *leaves)
+    return out, m + log_sum
+
+
+def orders(f):
+    @jax.jit
+    def run(*x):
+        value, tangent = jax.jvp(f, x, tuple(map(jnp.cos, x)))
+        return value, tangent, jax.grad(lambda *x: weigh(*f(*x)), (0, 1, 2))(*x)
+
+    return run
+
+
+SOME_CASES = ("causal", "any pairs", "a bias", "a score and a sink")
+
+
+@pytest.mark.parametrize(
+    "case", [c if c in SOME_CASES else pytest.param(c, marks=pytest.mark.exhaustive) for c in CASES]
+)
+def test_each_form_is_the_definition_and_so_are_its_derivatives(case, x64):
+    options = CASES[case]
+    mask = None if "mask" not in options else masks.to_dense(options["mask"], T, S)
+    x = tuple(map(jnp.asarray, (Q, K, V)))
+    want = orders(definition(**options | {"mask": mask}))(*x)
+    for form in FORMS.values():
+        assert_close(orders(lambda *x, form=form: attend(*x, **options, **form))(*x), want, ulps=512)
+
+
+def test_one_example_that_is_not_finite_changes_no_other():
+    """One program, which searches the tiles of all examples, or of none."""
+    mask = masks.causal() & masks.lengths(k=35)
+    heads = [jnp.asarray(np.stack([a] * 3).astype(np.float32)) for a in (Q, K, V)]
+    ours = jax.jit(jax.vmap(lambda *x: jattn.attention(*x, mask=mask, tile=TILE, return_lse=True)))
+    theirs = jax.jit(jax.vmap(definition(mask=masks.to_dense(mask, T, S))))
+    seen, hidden, huge = (1, 20, 2), (1, 37, 2), 1e30
+    for which, at, value in (
+        (None, None, None),
+        (0, seen, np.nan),
+        (1, seen, np.inf),
+        (1, hidden, np.nan),
+        (2, seen, np.nan),
+        (2, hidden, -np.inf),
+        (0, seen, huge),
+        (2, seen, huge),
+    ):
+        x = [a if n != which else a.at[at].set(value) for n, a in enumerate(heads)]
+        (out, lse), (want, want_lse) = ours(*x), theirs(*x)
+        unit = np.where(np.isfinite(want), np.maximum(1, np.abs(want).max(-1, keepdims=True)), 1)
+        assert_close(out, want, ulps=64, scale=unit)
+        assert_close(lse, want_lse, ulps=64)
+
+
+def test_finite_is_no_nan_no_infinity_and_no_product_that_overflows():
+    plan, x = make_plan(Operands(*(jnp.asarray(a, jnp.float32) for a in (Q, K, V))), None, TILE)
+    assert all_finite(plan, x)
+    for name, value in (
+        *((name, value) for name in ("q", "k", "v") for value in (np.nan, np.inf, -np.inf)),
+        ("q", 3e38),
+        ("k", -1e38),
+        ("v", 1e37),
+    ):
+        assert not all_finite(plan, x._replace(**{name: getattr(x, name).at[7, 1].set(value)})), (name, value)
+    assert not all_finite(plan, x._replace(scale=jnp.float32(np.nan)))
+
+
+@pytest.mark.structure
+def test_a_batch_is_asked_once_and_few_queries_not_at_all():
+    """Reading the keys is what few queries cost. One tile of all pairs has no search to be spared."""
+
+    def questions(T, platform="cpu", **options):
+        q, k = (jax.ShapeDtypeStruct((3, 2, n, D), jnp.float32) for n in (T, 600))
+        f = jax.jit(jax.vmap(jax.vmap(lambda q, k: jattn.attention(q, k, k, **options))))
+        return f.trace(q, k).lower(lowering_platforms=(platform,)).as_text().count("stablehlo.case")
+
+    assert questions(600) == questions(600, mask=masks.causal()) == 1
+    assert questions(600, "cuda") == questions(600, "tpu", implementation="loops") == 0
+    assert questions(4) == questions(64) == 0
+    assert questions(64, mask=masks.causal()) == 1
