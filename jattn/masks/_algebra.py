@@ -94,14 +94,16 @@ class Spans(NamedTuple):
 
     def of(self, x: Any, reduce: Callable[..., Any]) -> Any:
         """`reduce(rows, axis=)` of each tile's rows of an array that has one entry a row."""
+        return reduce(self.rows(x), axis=1).reshape(self.first.shape)
+
+    def rows(self, x: Any) -> Any:
+        """Each tile's rows of an array, [tiles, rows of one, ...]; the last again where there are fewer."""
         n = self.first.size
         # Of a symbolic number of tiles each is whole, and nothing about them is known yet.
         whole = isinstance(self.first, jax.Array) or (self.first.ravel() == np.arange(n) * self.size).all()
         if n * self.size == x.shape[0] and whole:
-            rows = x.reshape(n, self.size)
-        else:
-            rows = x[np.minimum(self.first.reshape(n, 1) + np.arange(self.size), self.last.reshape(n, 1))]
-        return reduce(rows, axis=1).reshape(self.first.shape)
+            return x.reshape(n, self.size, *x.shape[1:])
+        return x[np.minimum(self.first.reshape(n, 1) + np.arange(self.size), self.last.reshape(n, 1))]
 
 
 class Mask:
@@ -143,6 +145,10 @@ class Mask:
     def map_leaves(self, f: Callable[["Mask"], "Mask"]) -> "Mask":
         """The mask with `f` of each mask that it is composed of; else `f` of it."""
         return f(self)
+
+    def in_rows(self, T: int, S: int) -> "Mask":
+        """The same mask over T queries and S keys, with an entry a row for what rows would be looked up in."""
+        return self
 
     def split_qk(self) -> "Mask":
         """The same mask, with no array that serves the rows of q and of k at once."""
