@@ -162,7 +162,7 @@ KNOWN = {  # each mask, and the pairs of 40 positions that it stands for
     "segments in no order": (masks.segments((at // 9) * 7 % 5), lambda t, s: t // 9 == s // 9),
     "sinks": (masks.sinks(11), lambda t, s: (s < 11) & (s <= t)),
     "strided": (masks.strided(9, 4), lambda t, s: (t >= s) & ((t - s <= 4) | ((t - s) % 9 == 0))),
-    "strided, one more": (masks.strided(5), lambda t, s: (t >= s) & ((t - s <= 5) | ((t - s) % 5 == 0))),
+    "strided, one more": (masks.strided(9, 8), lambda t, s: (t >= s) & ((t - s <= 8) | ((t - s) % 9 == 0))),
     "strided by 4": (masks.strided(4, 3), lambda t, s: (t >= s) & ((t - s <= 3) | ((t - s) % 4 == 0))),
     "tree": (masks.tree(np.array(FIRST_DEPTH)), lambda t, s: ancestors(FIRST_DEPTH)[t, s]),
     "neighbourhood": (masks.neighbourhood(40, 4), lambda t, s: around((40,), (4,), (1,), (), t, s)),

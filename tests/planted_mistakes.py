@@ -247,8 +247,8 @@ plant("a neighbourhood that is not shifted at the last border", "jattn/masks/_ne
       f"{EXACT}[neighbourhood]", "masks.py::test_the_block_state_of_whole_lines_of_an_image_is_exact")
 plant("a line that two lines share", "jattn/masks/_neighbourhood.py", "one_line = one_line & (low == high)", "pass",
       "masks.py::test_the_block_state_of_whole_lines_of_an_image_is_exact")
-plant("a dense tile without the pairs that some queries have", BY_ROW, "k.of(allowed.any(0), jnp.any)",
-      "k.of(allowed.all(0), jnp.any)", f"{EXACT}[dense]")
+plant("a dense tile without the pairs that some queries have", BY_ROW, "tiles_of(allowed.any(0)).any(1)",
+      "tiles_of(allowed.all(0)).any(1)", f"{EXACT}[dense]")
 plant("queries of a sequence beside its first keys", "jattn/ragged.py", "return k_starts[following] - k_starts[of_q] -",
       "return starts[following] - starts[of_q] -", "ragged.py::test_each_sequence_is_attended_as_if_it_were_alone")
 plant("one row more than the length", BY_ROW, "rows.numbers < n", "rows.numbers <= n", BOOLEANS)

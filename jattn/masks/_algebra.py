@@ -94,16 +94,19 @@ class Spans(NamedTuple):
 
     def of(self, x: Any, reduce: Callable[..., Any]) -> Any:
         """`reduce(rows, axis=)` of each tile's rows of an array that has one entry a row."""
-        return reduce(self.rows(x), axis=1).reshape(self.first.shape)
+        n = self.first.size
+        if self.cover(x.shape[0]):
+            rows = x.reshape(n, self.size)
+        else:
+            rows = x[np.minimum(self.first.reshape(n, 1) + np.arange(self.size), self.last.reshape(n, 1))]
+        return reduce(rows, axis=1).reshape(self.first.shape)
 
-    def rows(self, x: Any) -> Any:
-        """Each tile's rows of an array, [tiles, rows of one, ...]; the last again where there are fewer."""
+    def cover(self, rows: int) -> bool:
+        """Whether the tiles are those that so many rows are cut into."""
         n = self.first.size
         # Of a symbolic number of tiles each is whole, and nothing about them is known yet.
         whole = isinstance(self.first, jax.Array) or (self.first.ravel() == np.arange(n) * self.size).all()
-        if n * self.size == x.shape[0] and whole:
-            return x.reshape(n, self.size, *x.shape[1:])
-        return x[np.minimum(self.first.reshape(n, 1) + np.arange(self.size), self.last.reshape(n, 1))]
+        return n * self.size == rows and bool(whole)
 
 
 class Mask:

@@ -1,9 +1,11 @@
 """Masks that look at rows: where an entry lies in the arrays passed, whatever its position."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
 from jattn._types import Array, Bool, Int
@@ -55,11 +57,9 @@ class Dense(Mask):
                 return PARTIAL  # JAX maps over no symbolic number of rows
             if q.first.size * k.first.size == 1:
                 return PARTIAL  # what is known before tracing is worth more than one visit
-
-            def of_queries(allowed: jax.Array) -> tuple[jax.Array, jax.Array]:
-                return k.of(allowed.any(0), jnp.any).ravel(), k.of(allowed.all(0), jnp.all).ravel()
-
-            return block_state(*jax.lax.map(of_queries, q.rows(self.array)))
+            ends = (jnp.asarray(np.stack([x.first.ravel(), x.last.ravel()])) for x in (q, k))
+            sizes = ((x.size, x.cover(n)) for x, n in zip((q, k), self.array.shape, strict=True))
+            return block_state(*_some_and_every(self.array, *ends, *sizes))
         row = self.array.reshape(-1)
         spans = k if self.array.shape[0] == 1 else q
         if row.shape[0] == 1:
@@ -78,6 +78,31 @@ class Dense(Mask):
 
     def __repr__(self) -> str:
         return f"dense({show(self.array)})"
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _some_and_every(
+    array: jax.Array, q: jax.Array, k: jax.Array, of_q: tuple[int, bool], of_k: tuple[int, bool]
+) -> tuple[jax.Array, jax.Array]:
+    """Whether some pair, and whether every pair, of each tile is True: [tiles of q, tiles of k].
+
+    The tiles are given by their first and last rows, how many rows they have, and whether these are all rows in turn.
+    One row of tiles after another, first over queries: many times faster on a CPU than both at once.
+    """
+    (q_size, in_turn_q), (k_size, in_turn_k) = of_q, of_k
+    keys = jnp.minimum(k[0][:, None] + jnp.arange(k_size, dtype=jnp.int32)[None, :], k[1][:, None])
+
+    def tiles_of(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, k_size) if in_turn_k else x[keys]
+
+    def row(ends: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if in_turn_q:
+            allowed = jax.lax.dynamic_slice_in_dim(array, ends[0], q_size)
+        else:
+            allowed = array[jnp.minimum(ends[0] + jnp.arange(q_size, dtype=jnp.int32), ends[1])]
+        return tiles_of(allowed.any(0)).any(1), tiles_of(allowed.all(0)).all(1)
+
+    return jax.lax.map(row, q.T)
 
 
 @value
