@@ -1,5 +1,6 @@
 """Sequences of any lengths one after another, without padding: attention within each, over heads."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -146,6 +147,7 @@ def _operands(q: Any, k: Any, v: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     return q, k, v
 
 
+@partial(jax.jit, static_argnums=(2, 3))
 def _positions(starts: jax.Array, k_starts: jax.Array, T: int, S: int) -> tuple[jax.Array, jax.Array]:
     """Keys counted from the start of their sequence; queries so that its last query stands beside its last key."""
     rows = [jnp.arange(n, dtype=jnp.int32) for n in (T, S)]

@@ -170,11 +170,7 @@ class Ragged(Mask):
         return block_state(some, whole_q & whole_k & (low_q == high_k) & (low_k == high_q))
 
     def in_rows(self, T: int, S: int) -> Mask:
-        """The sequence of each row. Rows of none have numbers that the other side does not have."""
-        q, k = (jnp.arange(n, dtype=jnp.int32) for n in (T, S))
-        of_q, of_k = _sequence(self.q, q), _sequence(self._of_keys, k)
-        none = jnp.where(of_k > 0, self.q.shape[0] + 1, -1)
-        return Segments(of_q, jnp.where(self._exist(of_k), of_k, none))
+        return Segments(*_sequence_of_rows(self.q, self._of_keys, T, S))
 
     @property
     def _of_keys(self) -> jax.Array:
@@ -190,6 +186,14 @@ class Ragged(Mask):
 def _sequence(starts: jax.Array, rows: Any) -> jax.Array:
     """The sequence of each row, counted from 1; 0 before the first, N + 1 after the last."""
     return jnp.searchsorted(starts, jnp.asarray(rows), side="right").astype(jnp.int32)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _sequence_of_rows(q: jax.Array, k: jax.Array, T: int, S: int) -> tuple[jax.Array, jax.Array]:
+    """The sequence of each query and key. Rows of none have numbers that the other side does not have."""
+    of_q, of_k = (_sequence(x, jnp.arange(n, dtype=jnp.int32)) for x, n in ((q, T), (k, S)))
+    of_k = jnp.where(of_k == 0, -1, jnp.where(of_k == k.shape[0], k.shape[0] + 1, of_k))
+    return of_q, of_k
 
 
 def _sequences(starts: jax.Array, tiles: Spans) -> tuple[jax.Array, jax.Array, jax.Array]:
