@@ -106,7 +106,7 @@ WORK = [
     Work("strided(128)", 8192, lambda T, row: masks.strided(128), None),
     Work("ragged(starts)", 8192, sequences, 0.25),
     Work("tree(parents)", 8192, drafts, 0.40),
-    Work("neighbourhood((64, 128), 7)", 8192, image, 0.40),
+    Work("neighbourhood((64, 128), 7)", 8192, image, None),
     Work("where(t >= s)", 8192, lambda T, row: masks.where(lambda t, s: t >= s), None),
     Work("chunked(1024)", 8192, lambda T, row: masks.chunked(T // 8), None),
 ]
