@@ -102,6 +102,21 @@ def grouped(params: Any, x: Any) -> Any:
     return heads.output(params, heads.grouped(q, k, v, mask=CAUSAL), x)
 
 
+def neighbours(T: int, dtype: Any) -> Made:
+    """Lines of 64 tokens."""
+    mask = masks.neighbourhood((T // 64, 64), (min(7, (T // 64 - 1) // 2), 7))
+    return lambda active, rest: jattn.attention(*active, mask=mask), [Shape((T, D), dtype)] * 3, []
+
+
+def ragged(T: int, dtype: Any) -> Made:
+    """Eight sequences of any lengths, over grouped heads."""
+
+    def f(active: Any, rest: Any) -> Any:
+        return jattn.ragged_attention(*active, *rest, mask=CAUSAL)
+
+    return f, [Shape((T, n, D), dtype) for n in (HEADS, KV_HEADS, KV_HEADS)], [Shape((9,), INT)]
+
+
 CACHES: dict[str, tuple[str, Callable[[int, Any], Any]]] = {
     "contiguous": ("contiguous", lambda T, d: cache.contiguous(2, KV_HEADS, T, D, dtype=d)),
     "ring": ("ring", lambda T, d: cache.ring(2, KV_HEADS, D, window=T // 2, chunk=T // 2, dtype=d)),
@@ -154,6 +169,11 @@ WAYS = [
     mask("prefix(n)", "prefix", masks.prefix, lambda T: Shape((), INT)),
     mask("chunked(512)", "chunked", masks.chunked(512)),
     mask("dilated(3)", "dilated", masks.dilated(3)),
+    mask("sinks(4) | window(1023, 0)", "sinks", masks.sinks(4) | masks.window(left=1023, right=0)),
+    mask("strided(64)", "strided", masks.strided(64)),
+    Way("one head: neighbourhood((T / 64, 64), 7)", "masks.neighbourhood", neighbours),
+    mask("ragged(starts) & causal()", "ragged", lambda x: masks.ragged(x) & CAUSAL, lambda T: Shape((9,), INT)),
+    mask("tree(parents)", "tree", masks.tree, lambda T: Shape((T,), INT)),
     mask("blocks(table)", "blocks", lambda x: masks.blocks(x, 128), lambda T: Shape((T // 128, T // 128), BOOL)),
     mask("where(f)", "where", masks.where(lambda t, s: (t - s) * (t - s) < 9999)),
     mask("lengths(q, k)", "lengths", lambda x: masks.lengths(x[0], x[1]), lambda T: Shape((2,), INT)),
@@ -180,6 +200,7 @@ WAYS = [
                lambda sink, key: {"sink": sink, "score": scores.soft_cap(30.0),
                                   "dropout_rate": 0.1, "dropout_key": key},
                lambda T: (HEADS,), key_of_random),
+    Way("ragged: grouped, causal", "ragged_attention", ragged),
     layer("multi_head", "heads.multi_head", partial(heads.multi_head, mask=CAUSAL, rope=rotary), MULTI),
     layer("multi_head, biases, norms, scale, gate", "heads.multi_head heads.rms_norm",
           partial(heads.multi_head, mask=CAUSAL), FULL_MULTI),

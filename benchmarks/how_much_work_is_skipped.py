@@ -71,6 +71,29 @@ def sparse(T: int, row: int, size: int = 512) -> masks.Mask:
     return masks.blocks(at, size)
 
 
+def sequences(T: int, row: int) -> masks.Mask:
+    """Eight sequences, the longest of a quarter of all tokens."""
+    lengths = np.array([4, 1, 2, 3, 1, 2, 2, 1]) * T // 16
+    return masks.ragged(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
+def drafts(T: int, row: int) -> masks.Mask:
+    """Eight continuations of a common quarter, each in depth-first order."""
+    at, trunk, branch = np.arange(T), T // 4, -(-3 * T // 32)
+    first = (at >= trunk) & ((at - trunk) % branch == 0)
+    return masks.tree(np.where(first, trunk - 1, at - 1).astype(np.int32))
+
+
+def image(T: int, row: int) -> masks.Mask:
+    """15 × 15 tokens around each of an image that is 128 wide."""
+    return masks.neighbourhood((T // 128, 128), (min(7, (T // 128 - 1) // 2), 7))
+
+
+def written_out(T: int, row: int) -> masks.Mask:
+    """The table of `sparse` as an array of all pairs."""
+    return masks.dense(masks.to_dense(sparse(T, row), T, T))
+
+
 WORK = [
     Work("causal()", 8192, lambda T, row: masks.causal(), 0.62),
     Work("window(511, 0)", 16384, lambda T, row: masks.window(min(511, T // 8), 0), 0.09),
@@ -78,6 +101,12 @@ WORK = [
     Work("prefix(1024) | causal()", 8192, lambda T, row: masks.prefix(T // 8) | masks.causal(), 0.68),
     Work("blocks(table, 512)", 8192, sparse, 0.20),
     Work("blocks(table, 128)", 8192, partial(sparse, size=128), None, tile=(128, 128)),
+    Work("dense(the same)", 8192, written_out, 0.30),
+    Work("sinks(4) | window(511, 0)", 16384, lambda T, row: masks.sinks(4) | masks.window(min(511, T // 8), 0), 0.12),
+    Work("strided(128)", 8192, lambda T, row: masks.strided(128), None),
+    Work("ragged(starts)", 8192, sequences, 0.25),
+    Work("tree(parents)", 8192, drafts, 0.40),
+    Work("neighbourhood((64, 128), 7)", 8192, image, None),
     Work("where(t >= s)", 8192, lambda T, row: masks.where(lambda t, s: t >= s), None),
     Work("chunked(1024)", 8192, lambda T, row: masks.chunked(T // 8), None),
 ]

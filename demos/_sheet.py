@@ -36,6 +36,11 @@ def every_mask() -> dict[str, masks.Mask]:
         "segments(ids) & causal()": document_causal(ids),
         "lengths(q=90, k=70)": masks.lengths(q=90, k=70),
         "chunked(32)": masks.chunked(32),
+        "sinks(4) | window(24, 0)": masks.sinks(4) | masks.window(24, 0),
+        "ragged(starts)": masks.ragged([0, 20, 60, 100, 120]),
+        "tree(parents)": masks.tree(np.where((at == 64) | (at == 96), 31, at - 1)),
+        "neighbourhood((8, 16), 2)": masks.neighbourhood((8, 16), 2),
+        "strided(32, 8)": masks.strided(32, 8),
         "dilated(4)": masks.dilated(4),
         "dilated(4) & window(63, 0)": masks.dilated(4) & masks.window(63, 0),
         "blocks(table, 16)": masks.blocks(table, 16),
@@ -64,14 +69,14 @@ COLOURS = ListedColormap(["#FFFFFF", "#D9E2EC", "#7FB0D6", "#0B4F8A"])
 
 def draw(rows: list[dict], made: dict[str, Any]) -> Figure:
     """A panel for each mask and each score, queries down and keys across."""
-    figure = Figure(figsize=(10, 8.1), layout="constrained")
+    figure = Figure(figsize=(10, 10), layout="constrained")
     figure.suptitle(
         f"Masks and scores of {N} queries (down) and keys (across), tiles of {TILE} × {TILE}. "
         "White: not visited. Grey: visited, ruled out\nby the mask. Blue: allowed; dark where the whole tile is and "
         "needs no mask.",
         fontsize=9,
     )
-    panels = iter(figure.subplots(4, 6).ravel())
+    panels = iter(figure.subplots(5, 6).ravel())
     for row in rows:
         ax, states = next(panels), np.kron(row["told"], np.ones((TILE, TILE), int))
         shade = np.where(states == EMPTY, 0, np.where(row["dense"], np.where(states == FULL, 3, 2), 1))

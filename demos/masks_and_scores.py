@@ -78,13 +78,11 @@ def show(console: Console, r: dict) -> None:
              str(m["whole"]), str(int((np.array(m["told"]) == FULL).sum()))] for m in r["masks"]]  # fmt: skip
     heads = ["mask", "allowed\npairs", "tiles that\nhold one", "visited", "tiles that\nare whole", "not\nmasked"]
     console.print(_cli.table(heads, rows))
-    dense = next(m for m in r["masks"] if m["visited"] > m["hold"])
     fine = next(m for m in r["masks"] if m["mask"].startswith("dilated"))
     console.print(
         f"A sparse mask is not yet a fast one: dilated(4) allows {fine['pairs']:.0%} of the pairs and visits "
-        f"{fine['visited']} of {r['tiles']} tiles. What counts is where the allowed pairs lie. A dense array is "
-        f"not searched: it visits {dense['visited']} tiles where {dense['hold']} hold a pair; as blocks(...) the same "
-        "pairs would cost what they hold."
+        f"{fine['visited']} of {r['tiles']} tiles. What counts is where the allowed pairs lie. A dense array is read "
+        "once in each pass to find its tiles; as blocks(...) the same pairs need a table alone."
     )
     _cli.title(console, "What each score makes of 0, for the query at position 0 and keys 0, 1, 2, 8, 64")
     picked = [[code, *_cli.numbers([x[s] for s in (0, 1, 2, 8, 64)], 2)] for code, x in r["scores"].items()]

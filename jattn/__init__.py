@@ -2,6 +2,7 @@
 
 attention               one head: [T, D] × [S, D] × [S, Dv] → [T, Dv]; map it with jax.vmap
 dot_product_attention   batch and heads, under the signature of jax.nn
+ragged_attention        sequences of any lengths one after another, without padding
 explain                 every intermediate: scores → scaled → weights → out
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
@@ -24,6 +25,7 @@ from jattn.engine.kernels.report import implementations
 from jattn.many_heads import dot_product_attention
 from jattn.one_head import attention, explain, weights_of
 from jattn.partials import merge
+from jattn.ragged import ragged_attention
 from jattn.reference import Steps
 
 __version__ = "0.1.0"
@@ -42,6 +44,7 @@ __all__ = [
     "masks",
     "merge",
     "positions",
+    "ragged_attention",
     "reference",
     "scores",
     "sharding",

@@ -143,6 +143,30 @@ def _positions(caller: str, side: str, length: int, given: Any) -> jax.Array | N
     return x.astype(jnp.int32)  # signed: unsigned positions would wrap where two are subtracted
 
 
+def starts(caller: str, q: Any, k: Any = None) -> tuple[jax.Array, jax.Array]:
+    """Where sequences of any lengths start in q and in k, as in q if None: int32 [N + 1] that do not decrease."""
+    found = {}
+    for name, given in (("starts", q), ("k_starts", q if k is None else k)):
+        x = found[name] = array(caller, name, given)
+        kind(caller, name, x, jnp.integer, "Starts count rows: pass whole numbers.")
+        remedy = "Give the start of each sequence and the end of the last; map over a batch with jax.vmap."
+        rank(caller, 1, "[N + 1]", remedy, **{name: x})
+        if x.shape[0] == 0:
+            fail(ValueError, caller, f"{name} must have at least one entry", remedy, **{name: x})
+    if len({x.shape for x in found.values()}) > 1:
+        remedy = "Each sequence has its queries and its keys: an empty one starts where the next does."
+        fail(ValueError, caller, "starts and k_starts must be equally many", remedy, **found)
+    first, second = found.values()
+    return _ordered(first), _ordered(second)
+
+
+@jax.jit
+def _ordered(rows: jax.Array) -> jax.Array:
+    """Row numbers that do not decrease, from 0 to the largest int32."""
+    most = min(jnp.iinfo(jnp.int32).max, jnp.iinfo(rows.dtype).max)
+    return jax.lax.cummax(jnp.clip(rows, 0, most).astype(jnp.int32))
+
+
 def takes(caller: str, name: str, f: Any, n: int, remedy: str) -> None:
     """Refuses what is not a function of n scalars."""
     if not callable(f):

@@ -241,6 +241,22 @@ plant("blocks counted without the corner", BY_POSITION, "- sums[b, c] + sums[a, 
       f"{EXACT}[blocks at random]")
 plant("bits of ids that all rows have", BY_ROW, "jnp.bitwise_or.reduce", "jnp.bitwise_and.reduce", f"{EXACT}[segments]",
       f"{EXACT}[segments in no order]")
+plant("sinks that stand after the query", BY_POSITION, "return (k.positions < self.n) & (k.positions <= q.positions)",
+      "return k.positions < self.n", BOOLEANS)
+plant("a strided tile without the key beyond the local ones", BY_POSITION, "reach = self.local + 1 if",
+      "reach = self.local if", f"{EXACT}[strided, one more]")
+plant("a sequence without keys taken for one with some", BY_ROW, "& (jnp.diff(self._of_keys) > 0)",
+      "| (jnp.diff(self._of_keys) > 0)", f"{EXACT}[ragged, both]")
+plant("a subtree with the token after it", "jattn/masks/_tree.py", "& (self.number < self.after)",
+      "& (self.number <= self.after)", "masks.py::test_trees_of_any_shape")
+plant("a neighbourhood that is not shifted at the last border", "jattn/masks/_neighbourhood.py", "+ 1 - size)", "+ 1)",
+      f"{EXACT}[neighbourhood]", "masks.py::test_the_block_state_of_whole_lines_of_an_image_is_exact")
+plant("a line that two lines share", "jattn/masks/_neighbourhood.py", "one_line = one_line & (low == high)", "pass",
+      "masks.py::test_the_block_state_of_whole_lines_of_an_image_is_exact")
+plant("a dense tile without the pairs that some queries have", BY_ROW, "tiles_of(allowed.any(0)).any(1)",
+      "tiles_of(allowed.all(0)).any(1)", f"{EXACT}[dense]")
+plant("queries of a sequence beside its first keys", "jattn/ragged.py", "return k_starts[following] - k_starts[of_q] -",
+      "return starts[following] - starts[of_q] -", "ragged.py::test_each_sequence_is_attended_as_if_it_were_alone")
 plant("one row more than the length", BY_ROW, "rows.numbers < n", "rows.numbers <= n", BOOLEANS)
 plant("EMPTY and FULL kept by ~", ALGEBRA, "return (FULL if isinstance(state, int) else np.int32(FULL)) - state",
       "return state", NEVER_WRONG)

@@ -30,6 +30,7 @@ T, S, D, Dv = 150, 300, 16, 24
 TILE = (128, 128)
 AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.arange(S, dtype=np.int32)}
 IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 70, 3).astype(np.int32)
+PARENTS = np.arange(T) * 2 // 3 - 1
 SOME = np.random.default_rng(1).random((T, S)) < 0.3
 
 
@@ -40,6 +41,13 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "segments & causal": ((), masks.segments(*IDS) & masks.causal(), None, AT),
     "prefix | ~window": ((), masks.prefix(7) | ~masks.window(80, 80), None, AT),
     "dilated | chunked": ((), masks.dilated(3) | masks.chunked(32), None, AT),
+    "sinks | strided, or neighbours": (
+        (),
+        masks.sinks(5) | masks.strided(64, 9) & ~masks.neighbourhood((15, 20), (2, 3), (1, 2), (0,)),
+        None,
+        AT,
+    ),
+    "ragged | tree": ((), masks.ragged([0, 30, 140], [9, 90, 170]) | masks.tree(PARENTS, prefix=S - T), None, {}),
     "lengths": ((), masks.lengths(101, np.int32(170)), None, {}),
     "dense": ((), masks.dense(SOME), None, {}),
     "one row for all": ((), masks.dense(SOME[:1]), None, {}),

@@ -5,7 +5,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import S, T, assert_same, pairs, positions
-from _mask_oracles import ALLOWED, KNOWN, PACKED, at, here, k_places, near, q_places, s, t, there, trees, written
+from _mask_oracles import (
+    ALLOWED,
+    KNOWN,
+    PACKED,
+    STARTS,
+    ancestors,
+    around,
+    at,
+    here,
+    k_places,
+    near,
+    q_places,
+    s,
+    t,
+    there,
+    trees,
+    written,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +100,42 @@ def test_of_consecutive_rows_the_block_state_is_exact(name):
             np.testing.assert_array_equal(state == masks.FULL, allowed.all((2, 3)))
 
 
+def test_the_block_state_of_whole_lines_of_an_image_is_exact():
+    """Of the smallest box that holds a tile, which is then the tile; of other tiles it is never wrong."""
+    mask = masks.neighbourhood((10, 4), (2, 1), (2, 1), (0,))
+    booleans = around((10, 4), (2, 1), (2, 1), (0,), *np.meshgrid(at, at, indexing="ij"))
+    fives = booleans.reshape(8, 5, 8, 5)
+    state = mask.block_state(*(masks.Spans.at(at[::5], at[4::5], axis) for axis in (0, 1)))
+    assert (state[fives.any((1, 3))] != masks.EMPTY).all()
+    assert (state[~fives.all((1, 3))] != masks.FULL).all()
+    assert (state == masks.EMPTY).sum() > 20
+    lines = booleans.reshape(10, 4, 10, 4)
+    spans = [masks.Spans.at(at[::4], at[3::4], axis) for axis in (0, 1)]
+    want = masks.block_state(lines.any((1, 3)), lines.all((1, 3)))
+    np.testing.assert_array_equal(mask.block_state(*spans), want)
+    traced = jax.jit(lambda low: mask.block_state(spans[0]._replace(lowest=low), spans[1]))(spans[0].lowest)
+    np.testing.assert_array_equal(traced, want)
+    assert {masks.EMPTY, masks.PARTIAL} <= set(want.ravel())
+
+
+def test_trees_of_any_shape():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        parents = np.array([rng.integers(-2, max(n, 1) + seed % 3) for n in range(23)])
+        np.testing.assert_array_equal(masks.to_dense(masks.tree(parents), 23, 23), ancestors(parents))
+    assert masks.to_dense(masks.tree(np.zeros(0, int), prefix=3), 0, 3).shape == (0, 3)
+    both = jax.vmap(lambda x, n: masks.to_dense(masks.tree(x, prefix=n, keys=5), 3, 5))
+    got = both(np.array([[-1, 0, 0], [-1, 0, 1]], np.int8), np.array([0, 2]))
+    np.testing.assert_array_equal(got[0], [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0]])
+    np.testing.assert_array_equal(got[1], [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+
+
+def test_a_mask_in_rows_is_the_same():
+    for starts in STARTS.values():
+        mask = masks.ragged(*starts)
+        np.testing.assert_array_equal(show(mask.in_rows(T, S)), show(mask))
+
+
 def test_an_author_says_what_a_rectangle_holds():
     def before(t_low, t_high, s_low, s_high):
         return masks.block_state(t_high >= s_low, t_low >= s_high)
@@ -118,9 +171,11 @@ def test_what_a_predicate_captures_is_a_leaf():
 def test_the_arrays_of_each_mask_are_leaves_and_the_rest_is_hashable():
     made = {
         1: [masks.segments(np.arange(3)), masks.blocks(np.ones((2, 2), bool), 4), masks.dense(np.ones((2, 2), bool)),
-            masks.prefix(jnp.array(3)), masks.prefix(3), masks.lengths(k=3)],
-        0: [masks.causal(), masks.window(1), masks.chunked(3), masks.dilated(2), masks.full(), masks.where(near)],
-        2: [masks.segments(np.arange(3), np.arange(4)), masks.lengths(1, 2)],
+            masks.prefix(jnp.array(3)), masks.prefix(3), masks.lengths(k=3), masks.sinks(3)],
+        0: [masks.causal(), masks.window(1), masks.chunked(3), masks.dilated(2), masks.full(), masks.where(near),
+            masks.strided(3), masks.neighbourhood((3, 4), 1)],
+        2: [masks.segments(np.arange(3), np.arange(4)), masks.lengths(1, 2), masks.ragged([0, 3], [0, 4])],
+        3: [masks.tree(np.arange(3) - 1)],
     }  # fmt: skip
     for n, those in made.items():
         for mask in those:
@@ -136,6 +191,8 @@ def test_different_masks_have_different_structures():
     one, two = masks.chunked(3), masks.dilated(3)
     made = [a, b, a & b, a | b, ~a, masks.full(), masks.empty(), one, two, masks.segments(np.arange(3))]
     made += [masks.prefix(1), masks.lengths(k=1), masks.dense(np.ones((1, 1), bool)), masks.where(near)]
+    made += [masks.sinks(1), masks.strided(3), masks.strided(3, 1), masks.ragged([0, 3]), masks.tree(np.arange(3) - 1)]
+    made += [masks.neighbourhood((4, 3), 1), masks.neighbourhood((3, 4), 1)]
     structures = [jax.tree.structure(mask) for mask in made]
     assert [[x == y for y in structures] for x in structures] == np.eye(len(made), dtype=bool).tolist()
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, T, 4)), jnp.float32)
@@ -240,9 +297,14 @@ def test_causal_and_window_look_at_positions_and_the_others_at_rows():
         assert mask.looks_at_positions
     for mask in (masks.prefix(2), masks.chunked(2), masks.dilated(2), masks.where(near), masks.blocks(ALLOWED, 2)):
         assert mask.looks_at_positions
+    assert masks.sinks(2).looks_at_positions
+    assert masks.strided(2).looks_at_positions
+    assert masks.neighbourhood(9, 1).looks_at_positions
     for mask in (
         masks.full(),
         masks.segments(np.arange(T)),
+        masks.ragged([0, T]),
+        masks.tree(np.arange(T) - 1),
         masks.dense(ALLOWED),
         ~masks.dense(ALLOWED) & masks.lengths(q=1),
     ):

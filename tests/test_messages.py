@@ -57,6 +57,11 @@ def many(**options):
     return lambda: jattn.dot_product_attention(**(names | options))
 
 
+def ragged(**options):
+    given = {"q": ones(T, N, D), "k": ones(S, K, D), "v": ones(S, K, Dv), "starts": whole(3), "k_starts": whole(3)}
+    return lambda: jattn.ragged_attention(**(given | options))
+
+
 def exported(shape):
     """Attention of arrays whose sizes are symbols of jax.export."""
 
@@ -84,6 +89,7 @@ ALIGN = (
 )
 SCORE = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
 PREDICATE = "Write f(q_position, k_position) -> bool on integer scalars; the library maps it."
+STARTS = "Give the start of each sequence and the end of the last; map over a batch with jax.vmap."
 PAIR = "Pass the pair that attention(..., return_lse=True) returns."
 CUDNN = (
     "cuDNN computes in bfloat16 and float16, not in float32"
@@ -238,6 +244,36 @@ TABLE = [
     (attend(mask=masks.segments(whole(T))), ValueError, "attention: k_ids must be given where T ≠ S, got T 13 and S 17. Say which segment each key is in: segments(q_ids, k_ids)."),
     (attend(mask=masks.segments(whole(T), whole(T)) & masks.full()), ValueError, "attention: k_ids must have the shape [S], got k_ids [13]. Give each row the number of its segment: S is 17 here."),
     (many(mask=masks.segments(whole(S), whole(S))), ValueError, "dot_product_attention: q_ids must have the shape [T], got q_ids [17]. Give each row the number of its segment: T is 13 here."),
+    (lambda: masks.sinks(2.0), TypeError, "sinks: n must be integer, got n float32[]. It counts tokens: pass a whole number."),
+    (lambda: masks.strided(0), ValueError, "strided: stride must be at least 1, got stride 0. Pass a Python int of at least 1."),
+    (lambda: masks.strided(4, local=-1), ValueError, "strided: local must be at least 0, got local -1. Pass a Python int of at least 0."),
+    (lambda: masks.ragged(ones(3)), TypeError, "ragged: starts must be integer, got starts float32[3]. Starts count rows: pass whole numbers."),
+    (lambda: masks.ragged(whole(3), whole(2, 3)), ValueError, f"ragged: k_starts must have the axes [N + 1], got k_starts [2, 3]. {STARTS}"),
+    (lambda: masks.ragged(whole(0)), ValueError, f"ragged: starts must have at least one entry, got starts [0]. {STARTS}"),
+    (lambda: masks.ragged(whole(3), whole(4)), ValueError, "ragged: starts and k_starts must be equally many, got starts [3] and k_starts [4]. Each sequence has its queries and its keys: an empty one starts where the next does."),
+    (lambda: masks.tree(ones(3)), TypeError, "tree: parents must be integer, got parents float32[3]. A parent is the number of a token: pass whole numbers, −1 for none."),
+    (lambda: masks.tree(whole(2, 3)), ValueError, "tree: parents must have the axes [T], got parents [2, 3]. Map over a batch with jax.vmap."),
+    (lambda: masks.tree(whole(3), prefix=jnp.int32(2)), ValueError, "tree: keys must be given where prefix is an array, got keys None. Give the number of rows of k: tree(parents, prefix=n, keys=k.shape[0])."),
+    (lambda: masks.tree(whole(3), prefix=2, keys=4), ValueError, "tree: keys must be at least prefix + T, got keys 4 and parents [3]. Every token has its key: give at least 5, or leave keys out."),
+    (attend(mask=masks.tree(whole(S))), ValueError, "attention: parents must have the shape [T], got parents [17]. Give each query its parent: T is 13 here."),
+    (attend(mask=masks.tree(whole(T))), ValueError, "attention: prefix + T, or keys, must be S, got keys 13 and S 17. Give the number of the keys before the tree, or of all: tree(parents, prefix=4, keys=17)."),
+    (lambda: masks.neighbourhood((2, 3, 4, 5), 1), ValueError, "neighbourhood: shape must have one to three axes, got shape (2, 3, 4, 5). Give the tokens along each axis, as in (height, width)."),
+    (lambda: masks.neighbourhood((4, 5), (1, 1, 1)), ValueError, "neighbourhood: radius must have one entry an axis, got radius (1, 1, 1). Give one number for all axes, or one for each."),
+    (lambda: masks.neighbourhood((4, 5), 1, dilation=0), ValueError, "neighbourhood: dilation must be at least 1, got dilation 0. Pass a Python int of at least 1."),
+    (lambda: masks.neighbourhood((4, 5), 1, causal_axes=(2,)), ValueError, "neighbourhood: causal_axes must be axes of shape, got causal_axes (2,). Give the number of each causal axis, counted from 0, once."),
+    (lambda: masks.neighbourhood((4, 5), 1, dilation=2, causal_axes=(1,)), ValueError, "neighbourhood: shape must be at least (2 · radius + 1) · dilation, got shape (4, 5) and radius (1, 1) and dilation (2, 2). Every query attends 2 · radius + 1 keys along an axis: it has to be at least (6, 1) here."),
+    (attend(q=KEYS, mask=masks.neighbourhood((4, 4), 1)), ValueError, "attention: shape must be that of the T = S tokens, got shape (4, 4) and T 17 and S 17. The array of tokens has 16; or say where the rows stand in it."),
+    # ragged_attention
+    (ragged(q=ones(T, D)), ValueError, "ragged_attention: q must have the axes [T, H, D], got q [13, 5]. No batch: map with jax.vmap. One head is an axis of 1."),
+    (ragged(q=whole(T, N, D)), TypeError, "ragged_attention: q must be floating point, got q int32[13, 4, 5]. Convert it first: q.astype(jax.numpy.float32)."),
+    (ragged(v=ones(S, N, Dv)), ValueError, "ragged_attention: k and v must agree in S and Hkv, got k [17, 2, 5] and v [17, 4, 3]. Each key needs its one value."),
+    (ragged(q=ones(T, N, 4)), ValueError, "ragged_attention: q and k must agree in D, got q [13, 4, 4] and k [17, 2, 5]. Project one of them to the width of the other."),
+    (ragged(q=ones(T, 3, D)), ValueError, "ragged_attention: H must be a multiple of Hkv, got q [13, 3, 5] and k [17, 2, 5]. Each key/value head serves the same number of query heads."),
+    (ragged(k_starts=None), ValueError, "ragged_attention: k_starts must be given where T ≠ S, got T 13 and S 17. Say where each sequence starts in k and v."),
+    (ragged(starts=whole(4)), ValueError, "ragged_attention: starts and k_starts must be equally many, got starts [4] and k_starts [3]. Each sequence has its queries and its keys: an empty one starts where the next does."),
+    (ragged(mask=ones(T, S, dtype=bool)), TypeError, "ragged_attention: mask must be a mask, got mask of type ndarray. Make one with jattn.masks, or wrap booleans: masks.dense(array)."),
+    (ragged(mask=masks.causal(), q_positions=np.arange(T)), ValueError, f"ragged_attention: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no k_positions. {ALIGN}"),
+    (ragged(sink=ones(K)), ValueError, "ragged_attention: sink must have the shape [] or [H], got sink [2]. Give one logit for all heads, or one a head: H is 4 here."),
     (lambda: scores.soft_cap(0), ValueError, "soft_cap: cap must be more than 0, got cap 0.0. Leave the score out instead."),
     (lambda: scores.soft_cap(ones(2)), TypeError, "soft_cap: cap must be a real scalar, got cap float32[2]. Map over heads with jax.vmap."),
     (lambda: scores.temperature(-1.0), ValueError, "temperature: tau must be more than 0, got tau -1.0. Leave the score out instead."),

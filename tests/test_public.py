@@ -29,6 +29,7 @@ ALL = [
     "masks",
     "merge",
     "positions",
+    "ragged_attention",
     "reference",
     "scores",
     "sharding",
@@ -37,8 +38,20 @@ ALL = [
 ]
 CACHE = ["append", "attention", "cascade", "contiguous", "free", "next_positions", "paged", "quantised", "ring"]
 CACHE += ["share"]
-MASKS = ["block_state", "blocks", "causal", "chunked", "dense", "dilated", "empty", "full", "lengths", "picture"]
-MASKS += ["prefix", "segments", "to_dense", "where", "window"]
+MASKS = ["block_state", "blocks", "causal", "chunked", "dense", "dilated", "empty", "full", "lengths"]
+MASKS += [
+    "neighbourhood",
+    "picture",
+    "prefix",
+    "ragged",
+    "segments",
+    "sinks",
+    "strided",
+    "to_dense",
+    "tree",
+    "where",
+    "window",
+]
 SCORES = ["alibi", "alibi_slopes", "bucket", "compose", "distance_bias", "relative_bias", "soft_cap", "temperature"]
 POSITIONS = ["compose", "dynamic_ntk", "frequencies", "linear", "llama3", "longrope", "ntk", "rotary", "sections"]
 POSITIONS += ["sinusoidal", "yarn"]
@@ -126,6 +139,7 @@ def test_each_function_says_what_it_does_and_shows_it(name):
         "attention",
         "explain",
         "dot_product_attention",
+        "ragged_attention",
         "merge",
         "softmax",
         "log_softmax",

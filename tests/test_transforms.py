@@ -22,6 +22,7 @@ SQUARE = (41, 41)  # where no positions are given, so that what to visit is know
 EXACT = 1e-12
 LENGTHS = masks.lengths(q=np.int32(31), k=np.int32(23))
 TREE = masks.causal() & ~masks.lengths(q=3) | masks.window(2, 9) & masks.dense(pairs(T=T, S=S))
+PARENTS = np.arange(T) * 5 // 7 - 1
 DROPOUT = {"dropout_rate": np.float64(0.3), "dropout_key": np.array([0, 1], np.uint32)}
 q_positions = np.maximum(np.arange(T, dtype=np.int32) + (S - T), 7)  # the last rows aligned; some stand in one place
 PLACES = {"q_positions": q_positions, "k_positions": np.arange(S, dtype=np.int32)}
@@ -63,6 +64,12 @@ CASES = {
     "chunked and dilated": case(rows=SQUARE, fixed={"mask": masks.chunked(19) | masks.dilated(5)}),
     "blocks": case(rows=SQUARE, fixed={"mask": masks.blocks(np.eye(6, dtype=bool)[::-1], 7)}),
     "where": case(rows=SQUARE, fixed={"mask": masks.where(lambda t, s: t * s % 17 > 3 * abs(t - s) - 40)}),
+    "sinks, strided and neighbours": case(
+        rows=SQUARE, fixed={"mask": masks.sinks(3) & ~masks.strided(7, 2) | masks.neighbourhood(41, 4, 3)}
+    ),
+    "ragged and tree, traced": case(
+        traced={"mask": masks.ragged([0, 9, 9, 30, 36], [2, 20, 21, 35, 41]) | masks.tree(PARENTS, prefix=4)}
+    ),
     "relative bias": case("table", rows=SQUARE, score="relative"),
     "distance bias": case("table", fixed=PLACES, score="distance"),
     "soft cap and alibi": case("table", rows=SQUARE, score="composed"),
@@ -226,6 +233,8 @@ MORE = {
     "chunked and dilated": ("grad of grad",),
     "blocks": ("grad of jvp",),
     "where": ("jvp of grad", "hessian"),
+    "sinks, strided and neighbours": ("grad of jvp",),
+    "ragged and tree, traced": ("grad of grad",),
     "relative bias": ("grad of jvp", "vmap"),
     "distance bias": ("grad of grad",),
     "soft cap and alibi": ("jvp of grad", "checkpoint", "jacfwd"),
@@ -243,6 +252,7 @@ IN_FULL = {"nothing", "lengths, traced", "bias for all queries", "learned score"
 
 # Of masks and scores that are values the program has the parts that the others have: they are asked the most telling.
 IN_BRIEF = {"prefix", "segments, traced", "chunked and dilated", "blocks", "where"}
+IN_BRIEF |= {"sinks, strided and neighbours", "ragged and tree, traced"}
 IN_BRIEF |= {"relative bias", "distance bias", "soft cap and alibi", "temperature"}
 TELLING = {"value", "value and grad", "linearize", "jvp of grad", "grad of grad", "vmap of grad"}
 

@@ -97,6 +97,9 @@ def wanted(mask):
 IDS = np.stack([np.arange(T) // n for n in (16, 40, 7)]).astype(np.int32)
 LENGTHS = np.array([0, 33, 80], np.int32)
 TABLES = np.random.default_rng(0).random((3, N, N)) < 0.4
+STARTS = np.array([[0, 16, 16, 40, 80], [0, 80, 80, 80, 80], [7, 20, 21, 60, 75]], np.int32)
+PARENTS = np.stack([np.arange(T) - 1, np.arange(T) // 40 * 40 - 1, np.arange(T) - 1]).astype(np.int32)
+PARENTS[2, [32, 48, 64]] = 15  # in depth-first order
 MASKS = {  # of arrays that differ between the examples
     "segments": (lambda ids: masks.segments(ids), IDS),
     "documents": (lambda ids: masks.segments(ids) & masks.causal(), IDS),
@@ -104,12 +107,17 @@ MASKS = {  # of arrays that differ between the examples
     "prefix": (lambda n: masks.prefix(n) | masks.causal(), LENGTHS),
     "blocks": (lambda table: masks.blocks(table, TILE), TABLES),
     "not blocks": (lambda table: ~masks.blocks(table, TILE) & masks.window(40), TABLES),
+    "ragged": (lambda starts: masks.ragged(starts) & masks.causal(), STARTS),
+    "tree": (lambda parents: masks.tree(parents), PARENTS),
+    "dense": (lambda table: masks.dense(table.repeat(TILE, 0).repeat(TILE, 1)) & masks.causal(), TABLES),
     "causal": (lambda _: masks.causal(), LENGTHS),
     "where": (lambda _: masks.where(lambda t, s: t * s < 999), LENGTHS),
+    "neighbourhood": (lambda _: masks.neighbourhood((N, TILE), (1, 3)), LENGTHS),
+    "sinks": (lambda _: masks.sinks(3) | masks.strided(40, 20), LENGTHS),
     "nothing": (lambda _: masks.full(), LENGTHS),
 }
 
-SHARED = ("causal", "where")
+SHARED = ("causal", "where", "neighbourhood", "sinks")
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -59,7 +59,7 @@ def make_plan(
     if isinstance(T, int) and isinstance(S, int):
         q_tile, k_tile = min(q_tile, T), min(k_tile, S)
     closed, captured = (None, ()) if score is None else hoist_closure(score, dtype)
-    mask = None if x.mask is None else x.mask.split_qk()
+    mask = None if x.mask is None else x.mask.map_leaves(lambda m: m.in_rows(T, S)).split_qk()
     # Lengths in Python ints: beside float64 they would become int64, and rows are counted in int32.
     mask = jax.tree.map(lambda n: jax.device_put(np.int32(n)) if isinstance(n, int) else n, mask)
     scale = jax.device_put(np.asarray(x.q.shape[1] ** -0.5, dtype)) if x.scale is None else x.scale

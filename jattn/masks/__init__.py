@@ -5,19 +5,20 @@ of k it says which of their pairs are allowed, so nobody has to form T × S bool
 `~`, pass through `jit`, `vmap` and `grad` as pytrees (their arrays are leaves), and print as the code
 that made them.
 
-Two kinds of question are asked. `causal`, `window`, `prefix`, `dilated`, `chunked`, `blocks` and `where` look at
-*positions*: where a token stands in the sequence, which the caller may state; a step of decoding, a part of a ring
-and a packed row differ in nothing else. `lengths`, `segments` and `dense` look at *rows*: where an entry lies in the
-arrays passed.
+Two kinds of question are asked. `causal`, `window`, `prefix`, `sinks`, `dilated`, `strided`, `chunked`,
+`neighbourhood`, `blocks` and `where` look at *positions*: where a token stands in the sequence, which the caller may
+state; a step of decoding, a part of a ring and a packed row differ in nothing else. `lengths`, `segments`, `ragged`,
+`tree` and `dense` look at *rows*: where an entry lies in the arrays passed.
 
 Of a rectangle of pairs a mask says its block state: EMPTY, PARTIAL or FULL, whether none, some or all of them are
 allowed; `&`, `|`, `~` combine block states. A tile that is EMPTY is not visited, and one that is FULL is not masked,
 whether the mask is written in the program or traced, and differs between the examples that vmap maps over.
 
-    causal()  window(left, right)  prefix(n)      in the order of the sequence
-    chunked(size)  dilated(stride)  blocks(table, size)
-    where(predicate)                               any function of two positions
-    segments(q_ids, k_ids)  lengths(q, k)  dense(array)
+    causal()  window(left, right)  prefix(n)  sinks(n)          in the order of the sequence
+    chunked(size)  dilated(stride)  strided(stride, local)  blocks(table, size)
+    neighbourhood(shape, radius, dilation)                      in an array of one to three axes
+    where(predicate)                                            any function of two positions
+    segments(q_ids, k_ids)  ragged(starts, k_starts)  tree(parents)  lengths(q, k)  dense(array)
     full()  empty()
 
 Documents that are packed into one row, each causal, are a composition:
@@ -35,9 +36,22 @@ Documents that are packed into one row, each causal, are a composition:
 """
 
 from jattn.masks._algebra import EMPTY, FULL, PARTIAL, Mask, Rows, Spans, TileAxis, block_state
-from jattn.masks._by_position import blocks, causal, chunked, dilated, empty, full, prefix, window
-from jattn.masks._by_row import dense, lengths, segments
+from jattn.masks._by_position import (
+    blocks,
+    causal,
+    chunked,
+    dilated,
+    empty,
+    full,
+    prefix,
+    sinks,
+    strided,
+    window,
+)
+from jattn.masks._by_row import dense, lengths, ragged, segments
 from jattn.masks._dense_form import picture, to_dense
+from jattn.masks._neighbourhood import neighbourhood
+from jattn.masks._tree import tree
 from jattn.masks._where import where
 
 __all__ = [
@@ -57,10 +71,15 @@ __all__ = [
     "empty",
     "full",
     "lengths",
+    "neighbourhood",
     "picture",
     "prefix",
+    "ragged",
     "segments",
+    "sinks",
+    "strided",
     "to_dense",
+    "tree",
     "where",
     "window",
 ]

@@ -95,13 +95,18 @@ class Spans(NamedTuple):
     def of(self, x: Any, reduce: Callable[..., Any]) -> Any:
         """`reduce(rows, axis=)` of each tile's rows of an array that has one entry a row."""
         n = self.first.size
-        # Of a symbolic number of tiles each is whole, and nothing about them is known yet.
-        whole = isinstance(self.first, jax.Array) or (self.first.ravel() == np.arange(n) * self.size).all()
-        if n * self.size == x.shape[0] and whole:
+        if self.cover(x.shape[0]):
             rows = x.reshape(n, self.size)
         else:
             rows = x[np.minimum(self.first.reshape(n, 1) + np.arange(self.size), self.last.reshape(n, 1))]
         return reduce(rows, axis=1).reshape(self.first.shape)
+
+    def cover(self, rows: int) -> bool:
+        """Whether the tiles are those that so many rows are cut into."""
+        n = self.first.size
+        # Of a symbolic number of tiles each is whole, and nothing about them is known yet.
+        whole = isinstance(self.first, jax.Array) or (self.first.ravel() == np.arange(n) * self.size).all()
+        return n * self.size == rows and bool(whole)
 
 
 class Mask:
@@ -143,6 +148,10 @@ class Mask:
     def map_leaves(self, f: Callable[["Mask"], "Mask"]) -> "Mask":
         """The mask with `f` of each mask that it is composed of; else `f` of it."""
         return f(self)
+
+    def in_rows(self, T: int, S: int) -> "Mask":
+        """The same mask over T queries and S keys, with an entry a row for what rows would be looked up in."""
+        return self
 
     def split_qk(self) -> "Mask":
         """The same mask, with no array that serves the rows of q and of k at once."""

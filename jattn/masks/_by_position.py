@@ -44,6 +44,24 @@ class Prefix(Mask):
 
 
 @value
+class Sinks(Mask):
+    """See `sinks`."""
+
+    looks_at_positions = True
+    n: Int[Array, ""] | int
+
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        return (k.positions < self.n) & (k.positions <= q.positions)
+
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        some = (k.lowest < self.n) & (k.lowest <= q.highest)
+        return block_state(some, (k.highest < self.n) & (k.highest <= q.lowest))
+
+    def __repr__(self) -> str:
+        return f"sinks({show(self.n)})"
+
+
+@value
 class Window(Mask):
     """See `window`."""
 
@@ -109,6 +127,31 @@ class Dilated(Mask):
 
     def __repr__(self) -> str:
         return f"dilated({self.stride})"
+
+
+@value
+class Strided(Mask):
+    """See `strided`."""
+
+    looks_at_positions = True
+    stride: int = static()
+    local: int = static()
+
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        back = q.positions - k.positions
+        return (back >= 0) & ((back <= self.local) | (back % self.stride == 0))
+
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        nearest, farthest = q.lowest - k.highest, q.highest - k.lowest
+        multiple = farthest // self.stride * self.stride  # the farthest
+        some = (farthest >= 0) & ((nearest <= self.local) | (multiple >= nearest))
+        one = (nearest == farthest) & (multiple == farthest)
+        # All of those within reach, and perhaps one more.
+        reach = self.local + 1 if (self.local + 1) % self.stride == 0 else self.local
+        return block_state(some, (nearest >= 0) & ((farthest <= reach) | one | (self.stride == 1)))
+
+    def __repr__(self) -> str:
+        return f"strided({self.stride}, local={self.local})"
 
 
 @value
@@ -243,6 +286,73 @@ def prefix(n: Any) -> Mask:
       ####
     """
     return Prefix(token_count("prefix", "n", n, "tokens"))
+
+
+def sinks(n: Any) -> Mask:
+    """A query attends the first n tokens of the sequence, as far as they do not stand after it.
+
+        query t may attend key s  ⟺  s < n and s ≤ t
+
+    The keys that a sliding window must keep: a trained model puts there the weight that it has no use for.
+
+    Args:
+      n: tokens, ≥ 0: a whole number or an integer scalar, possibly traced (map over a batch with jax.vmap).
+
+    Returns:
+      A mask. `sinks(4) | window(left=1023, right=0)` is StreamingLLM's: the first four tokens and the last 1,024.
+
+    Raises:
+      TypeError: n is not a whole number.
+      ValueError: n is not a scalar.
+
+    Source: Xiao et al. 2023, "Efficient streaming language models with attention sinks", section 3.2.
+
+    Example:
+      >>> from jattn import masks
+      >>> print(masks.picture(masks.sinks(1) | masks.window(left=1, right=0), 5))
+      #····
+      ##···
+      ###··
+      #·##·
+      #··##
+    """
+    return Sinks(token_count("sinks", "n", n, "tokens"))
+
+
+def strided(stride: int, local: int | None = None) -> Mask:
+    """A query attends the tokens just before it, and of all before it every stride-th, counted from itself.
+
+        query t may attend key s  ⟺  0 ≤ t − s and (t − s ≤ local or stride divides t − s)
+
+    Its parts, for heads that take one each: `window(left=local, right=0)` and `dilated(stride) & causal()`.
+
+    Args:
+      stride: tokens, ≥ 1; near √T it lets every token reach every earlier one in two layers, at O(√T) keys a query.
+      local: how many tokens back all are attended, ≥ 0; `stride` if None.
+
+    Returns:
+      A mask.
+
+    Raises:
+      TypeError: the stride or `local` is not a whole number.
+      ValueError: the stride is less than 1, or `local` is negative.
+
+    Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.2, the strided pattern.
+
+    Example:
+      >>> from jattn import masks
+      >>> print(masks.picture(masks.strided(3, local=1), 8))
+      #·······
+      ##······
+      ·##·····
+      #·##····
+      ·#·##···
+      ··#·##··
+      #··#·##·
+      ·#··#·##
+    """
+    n = _errors.count("strided", "stride", stride, least=1)
+    return Strided(n, n if local is None else _errors.count("strided", "local", local))
 
 
 def chunked(size: int) -> Mask:
