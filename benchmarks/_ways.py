@@ -140,6 +140,24 @@ def cascade(T: int, dtype: Any) -> Made:
     return lambda active, rest: cache.cascade(active[0], *rest), [Shape((2, HEADS, 1, D), dtype)], [prefix, own]
 
 
+def measured(name: str, f: Callable[..., Any]) -> Way:
+    """What is measured of each query of one head, under a learned score and causal."""
+
+    def make(T: int, dtype: Any) -> Made:
+        def call(active: Any, rest: Any) -> Any:
+            q, k, cap = active
+            return f(q, k, mask=CAUSAL, score=scores.soft_cap(cap))
+
+        return call, [Shape((T, D), dtype), Shape((T, D), dtype), Shape((), dtype)], []
+
+    return Way(f"one head: {name}", name, make)
+
+
+def grouped_statistics(q: Any, k: Any, **options: Any) -> Any:
+    groups = jnp.arange(k.shape[0], dtype=INT) % 4
+    return jattn.statistics(q, k, sink=jnp.float32(0), groups=groups, num_groups=4, **options)
+
+
 WAYS = [
     one_head("full", "attention"),
     one_head("lse", "attention", {"return_lse": True, "mask": CAUSAL}),
@@ -162,6 +180,8 @@ WAYS = [
     mask("full()", "full", masks.full()),
     mask("empty()", "empty", masks.empty()),
     mask("prefix(99) | ~window(64, 64)", "prefix", masks.prefix(99) | ~masks.window(64, 64)),
+    measured("statistics", grouped_statistics),
+    measured("top_keys", lambda q, k, **options: jattn.top_keys(q, k, 8, **options)),
     score("soft_cap(c)", "soft_cap", scores.soft_cap, lambda T: ()),
     score("temperature(τ)", "temperature", scores.temperature, lambda T: ()),
     score("alibi(m)", "alibi", scores.alibi, lambda T: ()),
