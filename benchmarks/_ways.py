@@ -61,7 +61,7 @@ def score(name: str, use: str, value: Any, active: Any) -> Way:
 
 
 def of_user(captured: Any) -> Callable[..., Any]:
-    return lambda x, t, s: x * jnp.cos(captured) + jnp.tanh(x) / (1 + abs(t - s))
+    return lambda x, t, s: x * jnp.cos(captured).astype(x.dtype) + jnp.tanh(x) / (1 + abs(t - s)).astype(x.dtype)
 
 
 def key_of_random(T: int) -> Any:
@@ -173,6 +173,8 @@ WAYS = [
     mask("chunked(512)", "chunked", masks.chunked(512)),
     mask("dilated(3)", "dilated", masks.dilated(3)),
     mask("blocks(table)", "blocks", lambda x: masks.blocks(x, 128), lambda T: Shape((T // 128, T // 128), BOOL)),
+    mask("chosen_blocks(indices)", "chosen_blocks", lambda x: masks.chosen_blocks(x, 128) & CAUSAL,
+         lambda T: Shape((T // 128, 4), INT)),
     mask("where(f)", "where", masks.where(lambda t, s: (t - s) * (t - s) < 9999)),
     mask("lengths(q, k)", "lengths", lambda x: masks.lengths(x[0], x[1]), lambda T: Shape((2,), INT)),
     mask("segments(ids) & causal()", "segments", lambda x: masks.segments(x) & CAUSAL, lambda T: Shape((T,), INT)),

@@ -46,6 +46,17 @@ def in_blocks(size):
     return (i >= 0) & (i < n) & (j >= 0) & (j < m) & TABLES[size][i.clip(0, n - 1), j.clip(0, m - 1)]
 
 
+CHOSEN = {  # size, q_size: which key blocks each block of queries names, some of them twice or none
+    of: np.random.default_rng(of[0]).integers(-2, 5, (-(-T // of[1]), 4)) for of in ((1, 1), (3, 5), (7, 1), (2, 7))
+}
+
+
+def among_chosen(size, q_size):
+    i, j, rows = here // q_size, there // size, CHOSEN[size, q_size]
+    named = (rows[i.clip(0, len(rows) - 1)] == j[..., None]).any(-1)
+    return (i >= 0) & (i < len(rows)) & (j >= 0) & named
+
+
 def near(t, s):
     return (t - s) % 3 < 2
 
@@ -57,6 +68,9 @@ def ends(t_low, t_high, s_low, s_high):
 
 holders = st.one_of(
     st.sampled_from(sorted(TABLES)).map(lambda size: (masks.blocks(TABLES[size], size), in_blocks(size))),
+    st.sampled_from(sorted(CHOSEN)).map(
+        lambda of: (masks.chosen_blocks(CHOSEN[of], of[0], q_size=of[1]), among_chosen(*of))
+    ),
     st.sampled_from(sorted(IDS)).map(lambda n: (masks.segments(*IDS[n]), IDS[n][0][:, None] == IDS[n][1][None, :])),
     st.just((masks.where(near), (here - there) % 3 < 2)),
     st.just((masks.where(lambda t, s: near(t, s) | ((t < 0) & (s < 0)), state=ends),
@@ -86,6 +100,9 @@ KNOWN = {  # each mask, and the pairs of 40 positions that it stands for
     "chunked": (masks.chunked(7), lambda t, s: t // 7 == s // 7),
     "dilated": (masks.dilated(9), lambda t, s: (t - s) % 9 == 0),
     "blocks": (masks.blocks(np.eye(5, dtype=bool)[::-1], 8), lambda t, s: t // 8 + s // 8 == 4),
+    "chosen blocks": (masks.chosen_blocks(np.arange(15).reshape(5, 3) % np.array([5, 7, 2]) - 1, 8),
+                      lambda t, s: (s // 8 == t // 8 * 3 % 5 - 1) | (s // 8 == (t // 8 * 3 + 1) % 7 - 1)
+                      | (s // 8 == t // 8 % 2 - 1)),
     "segments": (masks.segments(at // 9), lambda t, s: t // 9 == s // 9),
     "segments in no order": (masks.segments((at // 9) * 7 % 5), lambda t, s: t // 9 == s // 9),
     "where": (masks.where(lambda t, s: t * s < 99), lambda t, s: t * s < 99),

@@ -62,7 +62,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["result", "training"],
         ["collapse", "dot_products", "entropies", "induction", "regression", "selection", "sphere"],
     ],
-    "masks": [["_algebra"], ["_by_position", "_by_row", "_dense_form", "_where"]],
+    "masks": [["_algebra"], ["_by_position", "_by_row", "_chosen", "_dense_form", "_where"]],
     "page": [["_document"]],
     "positions": [["_angles", "_frequencies"], ["_rotary", "_scalings"]],
     "scores": [["_pointwise"], ["_relative"]],

@@ -159,6 +159,12 @@ TABLE = [
     (rows_of(lse=ones(T), rows=ones(2)), TypeError, "weights_of: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
     (rows_of(lse=ones(T), rows=2), ValueError, "weights_of: rows must have the axes [R], got rows []. Pass a list of row numbers, as in rows=jax.numpy.array([2])."),
     (rows_of(k=ones(S, 4)), ValueError, "weights_of: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
+    # chosen_blocks
+    (lambda: masks.chosen_blocks(ones(4, 2), 8), TypeError, "chosen_blocks: indices must be integer, got indices float32[4, 2]. An index is the number of a block: pass whole numbers."),
+    (lambda: masks.chosen_blocks(whole(4), 8), ValueError, "chosen_blocks: indices must have the axes [T / q_size, n], got indices [4]. Map over a batch or heads with jax.vmap."),
+    (lambda: masks.chosen_blocks(whole(4, 2), 0), ValueError, "chosen_blocks: size must be at least 1, got size 0. Pass a Python int of at least 1."),
+    (lambda: masks.chosen_blocks(whole(4, 2), 8, q_size=1.5), TypeError, "chosen_blocks: q_size must be a whole number, got q_size of type float. Pass a Python int of at least 1."),
+    (attend(k=ones(T, D), v=ones(T, Dv), mask=masks.chosen_blocks(whole(4, 2), 8)), ValueError, "attention: indices must have the shape [T / q_size, n], got indices [4, 2]. One row for each 8 queries is 2 rows here; or say where the rows stand."),
     # statistics, top_keys
     (measure(k=ones(S, 4)), ValueError, "statistics: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
     (measure(groups=ones(S), num_groups=4), TypeError, "statistics: groups must be integer, got groups float32[17]. A group is a number: pass whole numbers."),

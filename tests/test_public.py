@@ -40,7 +40,19 @@ ALL = [
 ]
 CACHE = ["append", "attention", "cascade", "contiguous", "free", "next_positions", "paged", "quantised", "ring"]
 CACHE += ["share"]
-MASKS = ["block_state", "blocks", "causal", "chunked", "dense", "dilated", "empty", "full", "lengths", "picture"]
+MASKS = [
+    "block_state",
+    "blocks",
+    "causal",
+    "chosen_blocks",
+    "chunked",
+    "dense",
+    "dilated",
+    "empty",
+    "full",
+    "lengths",
+    "picture",
+]
 MASKS += ["prefix", "segments", "to_dense", "where", "window"]
 SCORES = ["alibi", "alibi_slopes", "bucket", "compose", "distance_bias", "relative_bias", "soft_cap", "temperature"]
 POSITIONS = ["compose", "dynamic_ntk", "frequencies", "linear", "llama3", "longrope", "ntk", "rotary", "sections"]

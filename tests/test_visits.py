@@ -97,6 +97,7 @@ def wanted(mask):
 IDS = np.stack([np.arange(T) // n for n in (16, 40, 7)]).astype(np.int32)
 LENGTHS = np.array([0, 33, 80], np.int32)
 TABLES = np.random.default_rng(0).random((3, N, N)) < 0.4
+NAMED = np.random.default_rng(1).integers(-1, 10, (3, N, 3)).astype(np.int32)
 MASKS = {  # of arrays that differ between the examples
     "segments": (lambda ids: masks.segments(ids), IDS),
     "documents": (lambda ids: masks.segments(ids) & masks.causal(), IDS),
@@ -104,6 +105,7 @@ MASKS = {  # of arrays that differ between the examples
     "prefix": (lambda n: masks.prefix(n) | masks.causal(), LENGTHS),
     "blocks": (lambda table: masks.blocks(table, TILE), TABLES),
     "not blocks": (lambda table: ~masks.blocks(table, TILE) & masks.window(40), TABLES),
+    "chosen blocks": (lambda named: masks.chosen_blocks(named, 8, q_size=TILE), NAMED),
     "causal": (lambda _: masks.causal(), LENGTHS),
     "where": (lambda _: masks.where(lambda t, s: t * s < 999), LENGTHS),
     "nothing": (lambda _: masks.full(), LENGTHS),
@@ -131,7 +133,7 @@ def test_no_empty_tile_is_computed_and_only_partial_tiles_are_masked(name):
     if name in SHARED:
         want[1] //= len(arrays)  # one mask for all is asked once for those that run in one group
     np.testing.assert_array_equal(counted(forward), want)
-    if name in ("documents", "not blocks", "causal"):
+    if name in ("documents", "not blocks", "causal", "chosen blocks"):
         np.testing.assert_array_equal(counted(gradient), 2 * want)
 
 

@@ -5,10 +5,10 @@ of k it says which of their pairs are allowed, so nobody has to form T × S bool
 `~`, pass through `jit`, `vmap` and `grad` as pytrees (their arrays are leaves), and print as the code
 that made them.
 
-Two kinds of question are asked. `causal`, `window`, `prefix`, `dilated`, `chunked`, `blocks` and `where` look at
-*positions*: where a token stands in the sequence, which the caller may state; a step of decoding, a part of a ring
-and a packed row differ in nothing else. `lengths`, `segments` and `dense` look at *rows*: where an entry lies in the
-arrays passed.
+Two kinds of question are asked. `causal`, `window`, `prefix`, `dilated`, `chunked`, `blocks`, `chosen_blocks` and
+`where` look at *positions*: where a token stands in the sequence, which the caller may state; a step of decoding, a
+part of a ring and a packed row differ in nothing else. `lengths`, `segments` and `dense` look at *rows*: where an entry
+lies in the arrays passed.
 
 Of a rectangle of pairs a mask says its block state: EMPTY, PARTIAL or FULL, whether none, some or all of them are
 allowed; `&`, `|`, `~` combine block states. A tile that is EMPTY is not visited, and one that is FULL is not masked,
@@ -16,6 +16,7 @@ whether the mask is written in the program or traced, and differs between the ex
 
     causal()  window(left, right)  prefix(n)      in the order of the sequence
     chunked(size)  dilated(stride)  blocks(table, size)
+    chosen_blocks(indices, size)                   which blocks, named for each block of queries
     where(predicate)                               any function of two positions
     segments(q_ids, k_ids)  lengths(q, k)  dense(array)
     full()  empty()
@@ -37,6 +38,7 @@ Documents that are packed into one row, each causal, are a composition:
 from jattn.masks._algebra import EMPTY, FULL, PARTIAL, Mask, Rows, Spans, TileAxis, block_state
 from jattn.masks._by_position import blocks, causal, chunked, dilated, empty, full, prefix, window
 from jattn.masks._by_row import dense, lengths, segments
+from jattn.masks._chosen import chosen_blocks
 from jattn.masks._dense_form import picture, to_dense
 from jattn.masks._where import where
 
@@ -51,6 +53,7 @@ __all__ = [
     "block_state",
     "blocks",
     "causal",
+    "chosen_blocks",
     "chunked",
     "dense",
     "dilated",
