@@ -71,6 +71,13 @@ def sparse(T: int, row: int, size: int = 512) -> masks.Mask:
     return masks.blocks(at, size)
 
 
+def chosen(T: int, row: int, size: int = 512) -> masks.Mask:
+    """One key block in eight, named for each block of queries."""
+    n = -(-T // size)
+    order = np.random.default_rng(n).permuted(np.tile(np.arange(n, dtype=np.int32), (n, 1)), axis=1)
+    return masks.chosen_blocks(order[:, : -(-n // 8)], size)
+
+
 WORK = [
     Work("causal()", 8192, lambda T, row: masks.causal(), 0.62),
     Work("window(511, 0)", 16384, lambda T, row: masks.window(min(511, T // 8), 0), 0.09),
@@ -78,6 +85,7 @@ WORK = [
     Work("prefix(1024) | causal()", 8192, lambda T, row: masks.prefix(T // 8) | masks.causal(), 0.68),
     Work("blocks(table, 512)", 8192, sparse, 0.20),
     Work("blocks(table, 128)", 8192, partial(sparse, size=128), None, tile=(128, 128)),
+    Work("chosen_blocks(indices, 512)", 8192, chosen, 0.20),
     Work("where(t >= s)", 8192, lambda T, row: masks.where(lambda t, s: t >= s), None),
     Work("chunked(1024)", 8192, lambda T, row: masks.chunked(T // 8), None),
 ]

@@ -84,14 +84,16 @@ def statistics(
     T, S = q.shape[0], k.shape[0]
     if T == 0 or S == 0:  # no tile at all
         return reference.statistics(q, k, num_groups=num_groups, sink=options["sink"])
-    plan, x = _planned(q, k, jax.nn.one_hot(groups, num_groups, dtype=dtype), options, sizes)
+    # One column at least: an array without any cannot be cut into groups of examples.
+    members = jax.nn.one_hot(groups, max(1, num_groups), dtype=dtype)
+    plan, x = _planned(q, k, members, options, sizes)
     leaves, tree = jax.tree.flatten(x)
     weights, m, log_sum = batched_call(Forward(plan, tree), *leaves)
     _, best = _best(q, k, 1, options, sizes)
     deviation = _deviation(plan, x, m, log_sum)
     entropy, lse = log_sum - deviation, m + log_sum  # Σ w (lse − l), apart from m, beside which log_sum may be lost
     # The weight of the sink is what comes of a value that it alone has: a partial like any other.
-    found = jnp.concatenate([weights, jnp.zeros((T, 1), dtype)], 1)
+    found = jnp.concatenate([weights[:, :num_groups], jnp.zeros((T, 1), dtype)], 1)
     if options["sink"] is not None:
         z = jnp.broadcast_to(options["sink"].astype(dtype), (T,))
         alone = jnp.zeros((T, num_groups + 1), dtype).at[:, -1].set(1)
@@ -109,7 +111,7 @@ def statistics(
 
 def _deviation(plan: Plan, x: Operands, m: jax.Array, log_sum: jax.Array) -> jax.Array:
     """Σ_s w_s (l_s − m) of each query, given what the forward pass found."""
-    leaves, tree = jax.tree.flatten(x._replace(v=jnp.zeros((plan.S, 0), plan.dtype)))
+    leaves, tree = jax.tree.flatten(x._replace(v=jnp.zeros((plan.S, 1), plan.dtype)))
     m, constant = jax.lax.stop_gradient((m, log_sum))
     (deviation,) = batched_call(Deviation(plan, tree), *leaves, m, constant)
     return deviation * jnp.exp(constant - log_sum)  # a factor of 1, which is all that log_sum has to do with it
@@ -183,7 +185,7 @@ def _best(
     T, S = q.shape[0], k.shape[0]
     if T == 0 or S == 0:
         return jnp.full((T, n), S, jnp.int32), jnp.full((T, n), -jnp.inf, _errors.wide(q, k))
-    plan, x = _planned(q, k, k[:, :0], options, tile)
+    plan, x = _planned(q, k, jax.lax.stop_gradient(k), options, tile)  # values, which nothing looks at
     leaves, tree = jax.tree.flatten(x)
     indices, found = batched_call(BestKeys(plan, tree, n), *jax.lax.stop_gradient(leaves))
     (again,) = batched_call(LogitsAt(plan, tree), *leaves, indices)

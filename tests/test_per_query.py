@@ -182,15 +182,16 @@ def test_the_error_is_a_few_roundings_of_the_logits():
 def all_of(statistics, top_keys, allow, **more):
     """All that is measured of one head, and the gradients, in which −inf and NaN have no part."""
 
-    def measured(q, k, groups, n, allowed, table, sink):
-        def f(q, k, table, sink):
-            options = {"mask": allow(n, allowed), "score": scores.distance_bias(table), **PLACES, **more}
+    def measured(q, k, groups, n, allowed, table, bias, sink):
+        def f(q, k, table, bias, sink):
+            score = scores.distance_bias(table)
+            options = {"mask": allow(n, allowed), "score": score, "bias": bias, **PLACES, **more}
             found = statistics(q, k, sink=sink, groups=groups, num_groups=G, **options)
             best = top_keys(q, k, 2, **options)
             loss = [jnp.where(jnp.isfinite(x), jnp.sin(x), 0) for x in (*found[:4], *found[5:], best[1])]
             return sum(map(jnp.sum, loss)), (found, best)
 
-        (_, found), gradients = jax.value_and_grad(f, (0, 1, 2, 3), has_aux=True)(q, k, table, sink)
+        (_, found), gradients = jax.value_and_grad(f, (0, 1, 2, 3, 4), has_aux=True)(q, k, table, bias, sink)
         return found, gradients
 
     return measured
@@ -206,7 +207,8 @@ dense_heads = jax.vmap(
 def of_head(seed=0, **given):
     q, k, _ = (x.astype(np.float32) for x in qkv(seed, T=T, S=S))
     x = {"q": q, "k": k, "groups": np.roll(GROUPS, seed), "n": np.int32(S - 16 * seed), "allowed": some_empty()}
-    x |= {"table": normal(7, seed=seed, dtype=np.float32), "sink": np.float32(2 - seed)} | given
+    x |= {"table": normal(7, seed=seed, dtype=np.float32), "bias": normal(T, S, seed=seed + 7, dtype=np.float32)}
+    x |= {"sink": np.float32(2 - seed)} | given
     return tuple(x.values())
 
 

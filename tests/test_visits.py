@@ -44,7 +44,7 @@ class Visits(scores.Score):
         self.tally = tally
 
     def __call__(self, score, t, s):
-        return score + self.tally(score[0, 0])
+        return score + (self.tally(score[0, 0]) if jnp.ndim(score) == 2 else 0)
 
 
 class Masked(Mask):
@@ -135,6 +135,26 @@ def test_no_empty_tile_is_computed_and_only_partial_tiles_are_masked(name):
     np.testing.assert_array_equal(counted(forward), want)
     if name in ("documents", "not blocks", "causal", "chosen blocks"):
         np.testing.assert_array_equal(counted(gradient), 2 * want)
+
+
+def test_what_is_measured_of_each_query_visits_no_other_tile():
+    """Three passes: attention's, the deviation from the maximum, and the best keys; in its gradient the passes back."""
+    make, arrays = MASKS["lengths"]
+    x = normal(3, T, 2, dtype=np.float32)
+
+    def head(score, wrap, x, array):
+        found = jattn.statistics(x, x, mask=wrap(make(array)), score=score, tile=(TILE, TILE))
+        return sum(jnp.sum(jnp.where(a == -jnp.inf, 0, a)) for a in found)
+
+    def value(score, wrap):
+        return jax.jit(jax.vmap(lambda x, a: head(score, wrap, x, a)))(x, arrays)
+
+    def gradient(score, wrap):
+        return jax.jit(jax.vmap(jax.grad(lambda x, a: head(score, wrap, x, a)), (0, 0)))(x, arrays)
+
+    want = sum(wanted(make(jnp.asarray(a))) for a in arrays)
+    np.testing.assert_array_equal(counted(value), 3 * want)
+    np.testing.assert_array_equal(counted(gradient), 5 * want)
 
 
 def test_a_visit_too_many_would_be_counted():

@@ -277,7 +277,7 @@ class DeviationBackward(_DeviationPass):
         plan, residuals, g = self.plan, self.residuals(xs), self.plan.pad_rows(xs[-1])
         leaves = [xs[i] for i in self.argnums]
         active = select_active(self.tree, self.argnums, leaves)
-        no_values = jnp.zeros((plan.q_tile, 0), plan.dtype)
+        no_values = jnp.zeros((plan.q_tile, residuals.x.v.shape[1]), plan.dtype)
 
         def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
             w = _OfDeviation.of(plan, residuals, i, j, masked)
