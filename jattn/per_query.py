@@ -62,8 +62,8 @@ def statistics(
     Raises:
       TypeError, ValueError: as `attention`; or groups are not integers [S], or num_groups is not given.
 
-    Memory: O(T + S), and (T + S) · num_groups for the groups. Under jax.jit what is not used is not computed: the
-      maximum alone is one pass over the tiles without an exponential.
+    Memory: O(T + S), and (T + S) · num_groups for the groups, in first and second derivatives too. Under jax.jit what
+      is not used is not computed: the maximum alone is one pass over the tiles without an exponential.
 
     Source: Shannon 1948, "A mathematical theory of communication", section 6; Zhai et al. 2023, "Stabilizing
       Transformer training by preventing attention entropy collapse"; Kimi Team 2025, "Kimi K2", section 2.1, QK-clip.
@@ -75,6 +75,15 @@ def statistics(
       >>> found = jattn.statistics(bank, keys, groups=jnp.array([0, 0, 1]), num_groups=2)
       >>> print(found.effective_keys.round(2), (100 * found.group_weights).round())
       [2.85] [[76. 24.]]
+
+      QK-clip: the largest logit of each head, and the factor of q and of k that brings it to 100:
+
+      >>> import jax
+      >>> q, k = 40 * jax.random.normal(jax.random.key(0), (2, 3, 7, 4))
+      >>> largest = jax.vmap(lambda q, k: jattn.statistics(q, k).max_logit.max())
+      >>> factor = jnp.sqrt(jnp.minimum(1, 100 / largest(q, k)))[:, None, None]
+      >>> print((largest(q, k) > 100).all(), largest(factor * q, factor * k).round())
+      True [100. 100. 100.]
     """
     caller = "statistics"
     q, k, _ = arguments.qkv(caller, q, k, k)
@@ -150,7 +159,7 @@ def top_keys(
     Raises:
       TypeError, ValueError: as `attention`; or n is not a whole number of at least 1.
 
-    Memory: O(T · n) and a tile, in each derivative too. Tiles that the mask rules out are not visited.
+    Memory: O(T · n) and a tile, in first and second derivatives too. Tiles that the mask rules out are not visited.
 
     Source: Gupta et al. 2021, "Memory-efficient transformers via top-k attention", section 3.
 

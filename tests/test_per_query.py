@@ -115,10 +115,10 @@ def test_the_best_keys_are_those_of_a_stable_sort(n):
     q, k = whole(4, T, 3), whole(4, S, 3, seed=1)
 
     def head(q, k, length):
-        return jattn.top_keys(q, k, n, mask=masks.lengths(k=length) & masks.causal(), **PLACES, **ALONE)
+        return jattn.top_keys(q, k, n, mask=masks.lengths(k=length) & ~masks.prefix(2), **PLACES, **ALONE)
 
     def definition(q, k, length):
-        allowed = masks.to_dense(masks.lengths(k=length) & masks.causal(), T, S, **PLACES)
+        allowed = masks.to_dense(masks.lengths(k=length) & ~masks.prefix(2), T, S, **PLACES)
         indices, logits = dense_top_keys(q, k, n, mask=allowed, scale=np.float32(1))
         fewer = ((0, 0), (0, n - logits.shape[1]))
         return jnp.pad(indices, fewer, constant_values=S), jnp.pad(logits, fewer, constant_values=-jnp.inf)
