@@ -61,7 +61,7 @@ def score(name: str, use: str, value: Any, active: Any) -> Way:
 
 
 def of_user(captured: Any) -> Callable[..., Any]:
-    return lambda x, t, s: x * jnp.cos(captured) + jnp.tanh(x) / (1 + abs(t - s))
+    return lambda x, t, s: x * jnp.cos(captured).astype(x.dtype) + jnp.tanh(x) / (1 + abs(t - s)).astype(x.dtype)
 
 
 def key_of_random(T: int) -> Any:
@@ -155,6 +155,24 @@ def cascade(T: int, dtype: Any) -> Made:
     return lambda active, rest: cache.cascade(active[0], *rest), [Shape((2, HEADS, 1, D), dtype)], [prefix, own]
 
 
+def measured(name: str, f: Callable[..., Any]) -> Way:
+    """What is measured of each query of one head, under a learned score and causal."""
+
+    def make(T: int, dtype: Any) -> Made:
+        def call(active: Any, rest: Any) -> Any:
+            q, k, cap = active
+            return f(q, k, mask=CAUSAL, score=scores.soft_cap(cap))
+
+        return call, [Shape((T, D), dtype), Shape((T, D), dtype), Shape((), dtype)], []
+
+    return Way(f"one head: {name}", name, make)
+
+
+def grouped_statistics(q: Any, k: Any, **options: Any) -> Any:
+    groups = jnp.arange(k.shape[0], dtype=INT) % 4
+    return jattn.statistics(q, k, sink=jnp.float32(0), groups=groups, num_groups=4, **options)
+
+
 WAYS = [
     one_head("full", "attention"),
     one_head("lse", "attention", {"return_lse": True, "mask": CAUSAL}),
@@ -175,6 +193,8 @@ WAYS = [
     mask("ragged(starts) & causal()", "ragged", lambda x: masks.ragged(x) & CAUSAL, lambda T: Shape((9,), INT)),
     mask("tree(parents)", "tree", masks.tree, lambda T: Shape((T,), INT)),
     mask("blocks(table)", "blocks", lambda x: masks.blocks(x, 128), lambda T: Shape((T // 128, T // 128), BOOL)),
+    mask("chosen_blocks(indices)", "chosen_blocks", lambda x: masks.chosen_blocks(x, 128) & CAUSAL,
+         lambda T: Shape((T // 128, 4), INT)),
     mask("where(f)", "where", masks.where(lambda t, s: (t - s) * (t - s) < 9999)),
     mask("lengths(q, k)", "lengths", lambda x: masks.lengths(x[0], x[1]), lambda T: Shape((2,), INT)),
     mask("segments(ids) & causal()", "segments", lambda x: masks.segments(x) & CAUSAL, lambda T: Shape((T,), INT)),
@@ -182,6 +202,8 @@ WAYS = [
     mask("full()", "full", masks.full()),
     mask("empty()", "empty", masks.empty()),
     mask("prefix(99) | ~window(64, 64)", "prefix", masks.prefix(99) | ~masks.window(64, 64)),
+    measured("statistics", grouped_statistics),
+    measured("top_keys", lambda q, k, **options: jattn.top_keys(q, k, 8, **options)),
     score("soft_cap(c)", "soft_cap", scores.soft_cap, lambda T: ()),
     score("temperature(τ)", "temperature", scores.temperature, lambda T: ()),
     score("alibi(m)", "alibi", scores.alibi, lambda T: ()),

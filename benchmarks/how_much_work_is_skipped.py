@@ -94,6 +94,13 @@ def written_out(T: int, row: int) -> masks.Mask:
     return masks.dense(masks.to_dense(sparse(T, row), T, T))
 
 
+def chosen(T: int, row: int, size: int = 512) -> masks.Mask:
+    """One key block in eight, named for each block of queries."""
+    n = -(-T // size)
+    order = np.random.default_rng(n).permuted(np.tile(np.arange(n, dtype=np.int32), (n, 1)), axis=1)
+    return masks.chosen_blocks(order[:, : -(-n // 8)], size)
+
+
 WORK = [
     Work("causal()", 8192, lambda T, row: masks.causal(), 0.62),
     Work("window(511, 0)", 16384, lambda T, row: masks.window(min(511, T // 8), 0), 0.09),
@@ -107,6 +114,7 @@ WORK = [
     Work("ragged(starts)", 8192, sequences, 0.25),
     Work("tree(parents)", 8192, drafts, 0.40),
     Work("neighbourhood((64, 128), 7)", 8192, image, None),
+    Work("chosen_blocks(indices, 512)", 8192, chosen, 0.20),
     Work("where(t >= s)", 8192, lambda T, row: masks.where(lambda t, s: t >= s), None),
     Work("chunked(1024)", 8192, lambda T, row: masks.chunked(T // 8), None),
 ]

@@ -4,6 +4,7 @@ attention               one head: [T, D] × [S, D] × [S, Dv] → [T, Dv]; map i
 dot_product_attention   batch and heads, under the signature of jax.nn
 ragged_attention        sequences of any lengths one after another, without padding
 explain                 every intermediate: scores → scaled → weights → out
+statistics, top_keys    what is measured of each query: entropy, maximum, …; its best keys
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
 cache                   keys and values from step to step: contiguous, ring, paged; in bytes too
@@ -25,13 +26,15 @@ from jattn.engine.kernels.report import implementations
 from jattn.many_heads import dot_product_attention
 from jattn.one_head import attention, explain, weights_of
 from jattn.partials import merge
+from jattn.per_query import statistics, top_keys
 from jattn.ragged import ragged_attention
-from jattn.reference import Steps
+from jattn.reference import Statistics, Steps
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CHECKPOINT_NAMES",
+    "Statistics",
     "Steps",
     "attention",
     "cache",
@@ -49,5 +52,7 @@ __all__ = [
     "scores",
     "sharding",
     "softmax",
+    "statistics",
+    "top_keys",
     "weights_of",
 ]

@@ -20,7 +20,22 @@ import jax.numpy as jnp
 
 from jattn._errors import wide
 from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
-from jattn._types import Allowed, Keys, KPositions, Lse, Numeric, Out, Pairs, QPositions, Queries, ScoreModifier, Values
+from jattn._types import (
+    Allowed,
+    Array,
+    Float,
+    Int,
+    Keys,
+    KPositions,
+    Lse,
+    Numeric,
+    Out,
+    Pairs,
+    QPositions,
+    Queries,
+    ScoreModifier,
+    Values,
+)
 
 
 class Steps(NamedTuple):
@@ -34,6 +49,25 @@ class Steps(NamedTuple):
     """Rows that sum to one (to zero where nothing is allowed, to less than one beside a sink)."""
     out: Out
     """Each query's weighted mean of the values."""
+
+
+class Statistics(NamedTuple):
+    """What is measured of each query's logits and weights."""
+
+    max_logit: Float[Array, " T"]
+    """The largest logit of a key."""
+    lse: Lse
+    """The logarithm of the row's denominator, the sink included: that of `attention`."""
+    entropy: Float[Array, " T"]
+    """In nats, of the weights of the keys, given that the sink is not taken: of the row without the sink."""
+    mean_logit: Float[Array, " T"]
+    """The mean of the logits under the same weights."""
+    effective_keys: Float[Array, " T"]
+    """exp(entropy): as many keys with equal weights have this entropy. 0 of a query without keys."""
+    sink_weight: Float[Array, " T"]
+    """The share of the sink in the denominator."""
+    group_weights: Float[Array, "T G"]
+    """The sum of the weights of each group of keys; with `sink_weight`, they sum to 1 if each key has a group."""
 
 
 def steps(
@@ -132,3 +166,47 @@ def attention(q: Queries, k: Keys, v: Values, **options: object) -> tuple[Out, L
     """
     (_, _, _, out), lse = steps(q, k, v, **options)  # type: ignore[arg-type]
     return out, lse
+
+
+def statistics(
+    q: Queries, k: Keys, *, groups: Int[Array, " S"] | None = None, num_groups: int = 0, **options: object
+) -> Statistics:
+    """What is measured of each query's logits and weights: the definition of `jattn.statistics`.
+
+    Args:
+      q: [T, D]. k: [S, D].
+      groups: integers [S], which of the groups 0 … num_groups − 1 each key is in; any other number is no group.
+      num_groups: how many groups there are.
+      options: those of `steps`.
+
+    Returns:
+      Statistics of arrays [T], and group_weights [T, num_groups]. Where several keys have the largest logit, its
+      derivative is that of the first.
+
+    Memory: T × S, several times.
+
+    Source: Shannon 1948, "A mathematical theory of communication", section 6.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jattn import reference
+      >>> x = jnp.eye(2)
+      >>> print(reference.statistics(x, x, scale=0.0).effective_keys)  # no score at all: two keys, alike
+      [2. 2.]
+    """
+    if k.shape[0] == 0:  # one key that no query may attend
+        k, groups, options = jnp.zeros((1, k.shape[1]), k.dtype), None, {"sink": options.get("sink")}
+        options["mask"] = jnp.zeros((1, 1), bool)
+    (_, logits, weights, _), lse = steps(q, k, k[:, :0], **options)  # type: ignore[arg-type]
+    (_, _, p, _), lse_of_keys = steps(q, k, k[:, :0], **{**options, "sink": None})  # type: ignore[arg-type]
+    max_logit = jnp.take_along_axis(logits, logits.argmax(1, keepdims=True), 1)[:, 0]
+    none, finite = max_logit == -jnp.inf, jnp.where(logits == -jnp.inf, 0, logits)
+    entropy = jnp.sum(p * jnp.where(logits == -jnp.inf, 0, lse_of_keys[:, None] - finite), 1)
+    mean_logit = jnp.where(none, -jnp.inf, jnp.sum(p * finite, 1))
+    effective_keys = jnp.where(none, 0, jnp.exp(entropy))
+    sink = jnp.asarray(-jnp.inf if options.get("sink") is None else options["sink"], lse.dtype)
+    sink_weight = jnp.exp(sink - finite_or_zero(lse))
+    groups = jnp.full(k.shape[0], -1, jnp.int32) if groups is None else groups
+    members = groups[:, None] == jnp.arange(num_groups, dtype=groups.dtype)[None]
+    group_weights = weights @ members.astype(lse.dtype)
+    return Statistics(max_logit, lse, entropy, mean_logit, effective_keys, sink_weight, group_weights)

@@ -110,6 +110,17 @@ def in_tree(prefix):
     return np.concatenate([np.ones((T, prefix)), ancestors(DRAFTS), np.zeros((T, S))], 1)[:, :S] > 0
 
 
+CHOSEN = {  # size, q_size: which key blocks each block of queries names, some of them twice or none
+    of: np.random.default_rng(of[0]).integers(-2, 5, (-(-T // of[1]), 4)) for of in ((1, 1), (3, 5), (7, 1), (2, 7))
+}
+
+
+def among_chosen(size, q_size):
+    i, j, rows = here // q_size, there // size, CHOSEN[size, q_size]
+    named = (rows[i.clip(0, len(rows) - 1)] == j[..., None]).any(-1)
+    return (i >= 0) & (i < len(rows)) & (j >= 0) & named
+
+
 def near(t, s):
     return (t - s) % 3 < 2
 
@@ -123,6 +134,9 @@ holders = st.one_of(
     st.sampled_from(sorted(STARTS)).map(lambda n: (masks.ragged(*STARTS[n]), in_sequences(*STARTS[n], t, s))),
     st.integers(0, S - T).map(lambda n: (masks.tree(DRAFTS, prefix=n, keys=S), in_tree(n))),
     st.sampled_from(sorted(TABLES)).map(lambda size: (masks.blocks(TABLES[size], size), in_blocks(size))),
+    st.sampled_from(sorted(CHOSEN)).map(
+        lambda of: (masks.chosen_blocks(CHOSEN[of], of[0], q_size=of[1]), among_chosen(*of))
+    ),
     st.sampled_from(sorted(IDS)).map(lambda n: (masks.segments(*IDS[n]), IDS[n][0][:, None] == IDS[n][1][None, :])),
     st.just((masks.where(near), (here - there) % 3 < 2)),
     st.just((masks.where(lambda t, s: near(t, s) | ((t < 0) & (s < 0)), state=ends),
@@ -151,6 +165,7 @@ for n in at[1:]:
     for _ in range(n * 5 % 4):
         FIRST_DEPTH[n] = FIRST_DEPTH[FIRST_DEPTH[n]] if FIRST_DEPTH[n] >= 0 else -1
 RAGGED = [0, 3, 3, 11, 12, 20, 33, 33], [2, 2, 5, 13, 13, 24, 25, 40]
+ROWS = np.array([[0, 0, -1], [2, 1, 2], [0, 4, 9], [4, -1, 3], [1, 2, 3]])
 KNOWN = {  # each mask, and the pairs of 40 positions that it stands for
     "causal": (masks.causal(), lambda t, s: t >= s),
     "window": (masks.window(9, 3), lambda t, s: (t - s <= 9) & (s - t <= 3)),
@@ -158,6 +173,7 @@ KNOWN = {  # each mask, and the pairs of 40 positions that it stands for
     "chunked": (masks.chunked(7), lambda t, s: t // 7 == s // 7),
     "dilated": (masks.dilated(9), lambda t, s: (t - s) % 9 == 0),
     "blocks": (masks.blocks(np.eye(5, dtype=bool)[::-1], 8), lambda t, s: t // 8 + s // 8 == 4),
+    "chosen blocks": (masks.chosen_blocks(ROWS, 8), lambda t, s: (ROWS[t // 8] == (s // 8)[..., None]).any(-1)),
     "segments": (masks.segments(at // 9), lambda t, s: t // 9 == s // 9),
     "segments in no order": (masks.segments((at // 9) * 7 % 5), lambda t, s: t // 9 == s // 9),
     "sinks": (masks.sinks(11), lambda t, s: (s < 11) & (s <= t)),

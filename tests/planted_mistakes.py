@@ -103,6 +103,27 @@ plant("lse without its sink", FORWARD, "out, m, log_sum = (start if state is Non
       "out, m, log_sum = state.finish()\n            "
       "log_sum = jnp.log(state.total - jnp.exp(sink.astype(plan.dtype) - m))", ORDER)
 
+# What is measured of each query, and the choice of keys.
+
+PER_QUERY = "jattn/engine/per_query.py"
+MEASURED = "per_query.py::test_in_float64_they_are_the_definition_to_second_order"
+plant("the entropy from lse and the mean logit", "jattn/per_query.py", "entropy, lse = log_sum - deviation,",
+      "entropy, lse = (m + log_sum) - (m + deviation),",
+      "per_query.py::test_the_entropy_does_not_know_of_a_common_shift")
+plant("the weights counted as constants of the mean logit", PER_QUERY, " * (1 + _finite_below(logits, self.m))", "",
+      MEASURED)
+plant("log_sum counted as a constant of the mean logit", "jattn/per_query.py",
+      "return deviation * jnp.exp(constant - log_sum)", "return deviation", MEASURED)
+plant("equal logits in the order of the visits", PER_QUERY, "dimension=1, num_keys=2", "dimension=1, num_keys=1",
+      "per_query.py::test_the_best_keys_are_those_of_a_stable_sort[5]")
+plant("a best key without the gradient of its bias", PER_QUERY, "_entries(x.bias, rows, at)",
+      "jax.lax.stop_gradient(_entries(x.bias, rows, at))",
+      "per_query.py::test_each_example_has_groups_a_mask_and_a_score_of_its_own")
+plant("a block that is chosen twice counted twice", "jattn/masks/_chosen.py",
+      "distinct = jnp.where(again, -1, ordered)", "distinct = ordered", EXACT + "[chosen blocks]")
+plant("a block of queries too few", "jattn/masks/_chosen.py", "q.highest // self.q_size + 1",
+      "q.highest // self.q_size", EXACT + "[chosen blocks]")
+
 # Tiles and the forward pass.
 
 plant("the queries not scaled", TILE, "scaled = q * scale", "scaled = q * (0 * scale + 1)",
@@ -133,7 +154,8 @@ plant("lse of what dropout kept alone", FORWARD,
       "tiles.py::test_dropout_does_not_change_the_mean_nor_lse")
 plant("a NaN of a small call hidden", FORWARD, "m = logits.max(1) + _nan_rows(plan, x)(products, 0, 0)",
       "m = jnp.nanmax(logits, 1)", NONFINITE)
-plant("whatever it holds, found finite", "jattn/engine/plan.py", "return (largest < jnp.finfo(plan.dtype).max / 16).all()",
+plant("whatever it holds, found finite", "jattn/engine/plan.py",
+      "return (largest < jnp.finfo(plan.dtype).max / 16).all()",
       "return ~(largest > jnp.finfo(plan.dtype).max / 16).any()", EXAMPLE)
 plant("a query without a key given the mean of its first tiles", PARTIALS,
       "empty = self.m <= excluded(self.m.dtype) if exact else", "empty =",

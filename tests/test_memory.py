@@ -55,6 +55,7 @@ CASES = {
     "scale": {"scale": np.float64(0.3)},
     "dropout": {"dropout_rate": 0.3, "dropout_key": np.array([0, 1], np.uint32)},
 }
+GROUPS = np.arange(S, dtype=np.int32) % 4
 ACTIVE = {"bias", "sink", "scale", "table"}
 
 
@@ -127,6 +128,26 @@ def test_no_array_of_pairs_is_formed(name):
 @pytest.mark.parametrize("name", CASES)
 def test_in_no_transform_of_any_case_an_array_of_pairs_is_formed(name):
     assert_none_formed(name, FIRST if name in EVERY else [n for n in TRANSFORMS if n != ONE[name]])
+
+
+def measured(x, constant):
+    """Statistics and best keys of one head, [T, ·], and lse."""
+    x = {n: a for n, a in x.items() if n != "v"}
+    score = {"score": learned(x.pop("table"))} if "table" in x else {}
+    options = x | constant | score | {"tile": TILE}
+    found = jattn.statistics(groups=GROUPS, num_groups=3, **options)
+    options.pop("sink", None)
+    logits = jattn.top_keys(n=5, **options)[1]
+    return jnp.concatenate([a[:, None] if a.ndim == 1 else a for a in (*found, logits)], 1), found.lse
+
+
+@pytest.mark.parametrize("name", ["lengths, traced", "learned score", "sink"])
+def test_what_is_measured_of_each_query_forms_no_array_of_pairs(name):
+    x, constant = split(name)
+    masked = {"mask": constant.pop("mask")}
+    constant.pop("score", None)
+    for transform in SECOND[1:] if name == "learned score" else SECOND[:1]:
+        assert not large(TRANSFORMS[transform], lambda x, c: measured(x, c | masked), x, constant), transform
 
 
 def test_an_array_of_pairs_would_be_seen():

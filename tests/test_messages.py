@@ -81,6 +81,14 @@ def rows_of(**given):
     return lambda: jattn.weights_of(**({"q": Q, "k": KEYS, "lse": ones(S)} | given))
 
 
+def measure(**given):
+    return lambda: jattn.statistics(**({"q": Q, "k": KEYS} | given))
+
+
+def best(n, **given):
+    return lambda: jattn.top_keys(**({"q": Q, "k": KEYS, "n": n} | given))
+
+
 KEY_OF = np.array([0, 1], np.uint32)
 ONE_HEAD = "This function is one head without a batch: map it with jax.vmap, or call dot_product_attention."
 ALIGN = (
@@ -157,6 +165,24 @@ TABLE = [
     (rows_of(lse=ones(T), rows=ones(2)), TypeError, "weights_of: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
     (rows_of(lse=ones(T), rows=2), ValueError, "weights_of: rows must have the axes [R], got rows []. Pass a list of row numbers, as in rows=jax.numpy.array([2])."),
     (rows_of(k=ones(S, 4)), ValueError, "weights_of: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
+    # chosen_blocks
+    (lambda: masks.chosen_blocks(ones(4, 2), 8), TypeError, "chosen_blocks: indices must be integer, got indices float32[4, 2]. An index is the number of a block: pass whole numbers."),
+    (lambda: masks.chosen_blocks(whole(4), 8), ValueError, "chosen_blocks: indices must have the axes [T / q_size, n], got indices [4]. Map over a batch or heads with jax.vmap."),
+    (lambda: masks.chosen_blocks(whole(4, 2), 0), ValueError, "chosen_blocks: size must be at least 1, got size 0. Pass a Python int of at least 1."),
+    (lambda: masks.chosen_blocks(whole(4, 2), 8, q_size=1.5), TypeError, "chosen_blocks: q_size must be a whole number, got q_size of type float. Pass a Python int of at least 1."),
+    (attend(k=ones(T, D), v=ones(T, Dv), mask=masks.chosen_blocks(whole(4, 2), 8)), ValueError, "attention: indices must have the shape [T / q_size, n], got indices [4, 2]. One row for each 8 queries is 2 rows here; or say where the rows stand."),
+    # statistics, top_keys
+    (measure(k=ones(S, 4)), ValueError, "statistics: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
+    (measure(groups=ones(S), num_groups=4), TypeError, "statistics: groups must be integer, got groups float32[17]. A group is a number: pass whole numbers."),
+    (measure(groups=whole(T), num_groups=4), ValueError, "statistics: groups must have the shape [S], got groups [13]. Give each key the number of its group: S is 17 here."),
+    (measure(groups=whole(S)), ValueError, "statistics: groups and num_groups must be given together, got num_groups None. The number of groups is part of a shape: pass it as a Python int, num_groups=4."),
+    (measure(num_groups=4), ValueError, "statistics: groups and num_groups must be given together, got groups None. The number of groups is part of a shape: pass it as a Python int, num_groups=4."),
+    (measure(groups=whole(S), num_groups=4.0), TypeError, "statistics: num_groups must be a whole number, got num_groups of type float. Pass a Python int of at least 0."),
+    (measure(sink=ones(S)), ValueError, "statistics: sink must broadcast to [T], got sink [17]. Give each axis its full length or 1: [T] is [13] here."),
+    (best(0), ValueError, "top_keys: n must be at least 1, got n 0. Pass a Python int of at least 1."),
+    (best(2.0), TypeError, "top_keys: n must be a whole number, got n of type float. Pass a Python int of at least 1."),
+    (best(2, q=Q[0]), ValueError, f"top_keys: q must have the axes [T, D], got q [5]. {ONE_HEAD}"),
+    (best(2, tile=(16, 24)), ValueError, f"top_keys: tile must be multiples of 16, got tile (16, 24). {TILE}"),
     # dot_product_attention
     (many(implementation="flash"), ValueError, f"dot_product_attention: implementation must be able to do this call (there are None, 'loops', 'kernel' and 'interpret', which are jattn's own, 'xla' and 'cudnn'), got implementation 'flash'. {ELSE}"),
     (many(implementation="cudnn"), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn wants value as wide as key), got implementation 'cudnn'. {ELSE}"),

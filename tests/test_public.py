@@ -17,6 +17,7 @@ import jattn
 
 ALL = [
     "CHECKPOINT_NAMES",
+    "Statistics",
     "Steps",
     "attention",
     "cache",
@@ -34,11 +35,13 @@ ALL = [
     "scores",
     "sharding",
     "softmax",
+    "statistics",
+    "top_keys",
     "weights_of",
 ]
 CACHE = ["append", "attention", "cascade", "contiguous", "free", "next_positions", "paged", "quantised", "ring"]
 CACHE += ["share"]
-MASKS = ["block_state", "blocks", "causal", "chunked", "dense", "dilated", "empty", "full", "lengths"]
+MASKS = ["block_state", "blocks", "causal", "chosen_blocks", "chunked", "dense", "dilated", "empty", "full", "lengths"]
 MASKS += [
     "neighbourhood",
     "picture",
@@ -90,6 +93,7 @@ def test_the_functions_that_are_documented_are_all_of_them():
     wanted |= {f"jattn.flow.{n}" for n in jattn.flow.__all__ if inspect.isfunction(getattr(jattn.flow, n))}
     wanted |= {f"jattn.scores.{n}" for n in SCORES}
     wanted |= {f"jattn.masks.{n}" for n in MASKS} | {"jattn.reference.steps", "jattn.reference.attention"}
+    wanted |= {"jattn.reference.statistics"}
     wanted |= {f"jattn.positions.{n}" for n in POSITIONS}
     wanted |= {f"jattn.heads.{n}" for n in HEADS}
     wanted |= {f"jattn.cache.{n}" for n in CACHE}
@@ -109,6 +113,9 @@ def test_attention_keeps_the_contract():
     assert {"mask", "score", "bias", "scale"} <= set(inspect.signature(jattn.explain).parameters)
     assert list(inspect.signature(jattn.merge).parameters) == ["a", "b"]
     assert jattn.Steps._fields == ("scores", "scaled", "weights", "out")
+    assert list(inspect.signature(jattn.top_keys).parameters)[:3] == ["q", "k", "n"]
+    measured = ("max_logit", "lse", "entropy", "mean_logit", "effective_keys", "sink_weight", "group_weights")
+    assert jattn.Statistics._fields == measured
     assert list(inspect.signature(jattn.masks.window).parameters) == ["left", "right"]
     assert list(inspect.signature(jattn.masks.lengths).parameters) == ["q", "k"]
     assert list(inspect.signature(jattn.masks.to_dense).parameters)[:3] == ["mask", "T", "S"]
@@ -144,6 +151,8 @@ def test_each_function_says_what_it_does_and_shows_it(name):
         "softmax",
         "log_softmax",
         "weights_of",
+        "statistics",
+        "top_keys",
         "implementations",
     ],
 )

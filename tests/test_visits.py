@@ -44,7 +44,7 @@ class Visits(scores.Score):
         self.tally = tally
 
     def __call__(self, score, t, s):
-        return score + self.tally(score[0, 0])
+        return score + (self.tally(score[0, 0]) if jnp.ndim(score) == 2 else 0)
 
 
 class Masked(Mask):
@@ -100,6 +100,7 @@ TABLES = np.random.default_rng(0).random((3, N, N)) < 0.4
 STARTS = np.array([[0, 16, 16, 40, 80], [0, 80, 80, 80, 80], [7, 20, 21, 60, 75]], np.int32)
 PARENTS = np.stack([np.arange(T) - 1, np.arange(T) // 40 * 40 - 1, np.arange(T) - 1]).astype(np.int32)
 PARENTS[2, [32, 48, 64]] = 15  # in depth-first order
+NAMED = np.random.default_rng(1).integers(-1, 10, (3, N, 3)).astype(np.int32)
 MASKS = {  # of arrays that differ between the examples
     "segments": (lambda ids: masks.segments(ids), IDS),
     "documents": (lambda ids: masks.segments(ids) & masks.causal(), IDS),
@@ -110,6 +111,7 @@ MASKS = {  # of arrays that differ between the examples
     "ragged": (lambda starts: masks.ragged(starts) & masks.causal(), STARTS),
     "tree": (lambda parents: masks.tree(parents), PARENTS),
     "dense": (lambda table: masks.dense(table.repeat(TILE, 0).repeat(TILE, 1)) & masks.causal(), TABLES),
+    "chosen blocks": (lambda named: masks.chosen_blocks(named, 8, q_size=TILE), NAMED),
     "causal": (lambda _: masks.causal(), LENGTHS),
     "where": (lambda _: masks.where(lambda t, s: t * s < 999), LENGTHS),
     "neighbourhood": (lambda _: masks.neighbourhood((N, TILE), (1, 3)), LENGTHS),
@@ -139,8 +141,28 @@ def test_no_empty_tile_is_computed_and_only_partial_tiles_are_masked(name):
     if name in SHARED:
         want[1] //= len(arrays)  # one mask for all is asked once for those that run in one group
     np.testing.assert_array_equal(counted(forward), want)
-    if name in ("documents", "not blocks", "causal"):
+    if name in ("documents", "not blocks", "causal", "chosen blocks"):
         np.testing.assert_array_equal(counted(gradient), 2 * want)
+
+
+def test_what_is_measured_of_each_query_visits_no_other_tile():
+    """Three passes: attention's, the deviation from the maximum, and the best keys; in its gradient the passes back."""
+    make, arrays = MASKS["lengths"]
+    x = normal(3, T, 2, dtype=np.float32)
+
+    def head(score, wrap, x, array):
+        found = jattn.statistics(x, x, mask=wrap(make(array)), score=score, tile=(TILE, TILE))
+        return sum(jnp.sum(jnp.where(a == -jnp.inf, 0, a)) for a in found)
+
+    def value(score, wrap):
+        return jax.jit(jax.vmap(lambda x, a: head(score, wrap, x, a)))(x, arrays)
+
+    def gradient(score, wrap):
+        return jax.jit(jax.vmap(jax.grad(lambda x, a: head(score, wrap, x, a)), (0, 0)))(x, arrays)
+
+    want = sum(wanted(make(jnp.asarray(a))) for a in arrays)
+    np.testing.assert_array_equal(counted(value), 3 * want)
+    np.testing.assert_array_equal(counted(gradient), 5 * want)
 
 
 def test_a_visit_too_many_would_be_counted():

@@ -6,9 +6,9 @@ of k it says which of their pairs are allowed, so nobody has to form T × S bool
 that made them.
 
 Two kinds of question are asked. `causal`, `window`, `prefix`, `sinks`, `dilated`, `strided`, `chunked`,
-`neighbourhood`, `blocks` and `where` look at *positions*: where a token stands in the sequence, which the caller may
-state; a step of decoding, a part of a ring and a packed row differ in nothing else. `lengths`, `segments`, `ragged`,
-`tree` and `dense` look at *rows*: where an entry lies in the arrays passed.
+`neighbourhood`, `blocks`, `chosen_blocks` and `where` look at *positions*: where a token stands in the sequence, which
+the caller may state; a step of decoding, a part of a ring and a packed row differ in nothing else. `lengths`,
+`segments`, `ragged`, `tree` and `dense` look at *rows*: where an entry lies in the arrays passed.
 
 Of a rectangle of pairs a mask says its block state: EMPTY, PARTIAL or FULL, whether none, some or all of them are
 allowed; `&`, `|`, `~` combine block states. A tile that is EMPTY is not visited, and one that is FULL is not masked,
@@ -17,6 +17,7 @@ whether the mask is written in the program or traced, and differs between the ex
     causal()  window(left, right)  prefix(n)  sinks(n)          in the order of the sequence
     chunked(size)  dilated(stride)  strided(stride, local)  blocks(table, size)
     neighbourhood(shape, radius, dilation)                      in an array of one to three axes
+    chosen_blocks(indices, size)                                which blocks, named for each block of queries
     where(predicate)                                            any function of two positions
     segments(q_ids, k_ids)  ragged(starts, k_starts)  tree(parents)  lengths(q, k)  dense(array)
     full()  empty()
@@ -49,6 +50,7 @@ from jattn.masks._by_position import (
     window,
 )
 from jattn.masks._by_row import dense, lengths, ragged, segments
+from jattn.masks._chosen import chosen_blocks
 from jattn.masks._dense_form import picture, to_dense
 from jattn.masks._neighbourhood import neighbourhood
 from jattn.masks._tree import tree
@@ -65,6 +67,7 @@ __all__ = [
     "block_state",
     "blocks",
     "causal",
+    "chosen_blocks",
     "chunked",
     "dense",
     "dilated",

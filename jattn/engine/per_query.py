@@ -1,0 +1,298 @@
+"""Passes for what is asked of a query beside its attention: its best keys, and how its logits lie below their maximum.
+
+`BestKeys` and `Deviation` visit the tiles that the forward pass visits. The first chooses and has no derivative; that
+of the chosen logits is the derivative of `LogitsAt`, which computes them again. `Deviation` and `LogitsAt` bring their
+tangent and backward passes along, sums of parts of which nothing is kept, as those of attention.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn._numerics import below, zero_nonfinite_rows
+from jattn._values import recomputed
+from jattn.engine import tile as tiles
+from jattn.engine.backward import SUM_ROLES, backward_tile
+from jattn.engine.batching import Linear, are_transposes, times
+from jattn.engine.plan import Operands, Plan, pad, select_active
+from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule, sum_by_rows
+from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, keep_active, tangent_tile
+from jattn.engine.tile import Tile
+
+
+@dataclasses.dataclass(frozen=True)
+class BestKeys(PlannedFunction):
+    """The leaves of the operands → (indices [T, n] of the n best keys, logits [T, n]), best first.
+
+    Of equal logits the lower index is first. Where there are fewer keys the index is S and the logit −∞. A logit that
+    is NaN comes first, and is +∞ here.
+    """
+
+    n: int
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        return self.plan.working_set_bytes
+
+    def __call__(self, *leaves: jax.Array) -> list[jax.Array]:
+        plan = self.plan
+        x = pad(plan, jax.tree.unflatten(self.tree, leaves))
+        visits = schedule(plan, x)
+        none = jnp.asarray(plan.S, jnp.int32)
+
+        def row(_: Any, i: Any) -> Any:
+            def step(best: tuple[jax.Array, jax.Array], j: Any, masked: bool) -> tuple[jax.Array, jax.Array]:
+                tile = tiles.cut(plan, x, i, j)
+                logits = tiles.logits(plan, tile, _allowed(self, tile, masked))
+                found, at = _best(jnp.where(jnp.isnan(logits), jnp.inf, logits), self.n)
+                # Full tiles are visited before partial ones: of equal logits the index decides, not the order.
+                keys = jnp.concatenate([-best[0], -found], 1), jnp.concatenate([best[1], at + j * plan.k_tile], 1)
+                minus, indices = jax.lax.sort(keys, dimension=1, num_keys=2)
+                return -minus[:, : self.n], indices[:, : self.n]
+
+            shape = plan.q_tile, self.n
+            start = jnp.full(shape, -jnp.inf, plan.dtype), jnp.broadcast_to(none, shape)
+            logits, indices = fold_keys(visits, i, step, start)
+            return None, (jnp.where(logits == -jnp.inf, none, indices), logits)
+
+        _, ys = scan_queries(visits, row, None)
+        return [y[: plan.T] for y in ys]
+
+
+def _best(x: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    """The n largest of each row, or all of a row that is shorter, and where they are (int32)."""
+    if n == 1:
+        at = jax.lax.argmax(x, 1, jnp.int32)[:, None]
+        return x.max(1, keepdims=True), at
+    found, at = jax.lax.top_k(x, min(n, x.shape[1]))
+    return found, at.astype(jnp.int32)
+
+
+def _allowed(fun: PlannedFunction, tile: Tile, masked: bool) -> jax.Array:
+    """The allowed pairs of a tile. Not None of a full one: a key that is not finite then has the logit NaN."""
+    plan = fun.plan
+    return tiles.tile_mask(plan, tile) if masked else jnp.ones((plan.q_tile, plan.k_tile), bool)
+
+
+# The logits of chosen keys. One key of each query at a time: nothing of width D is kept for each of the n.
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitsAt(PlannedFunction):
+    """The leaves of the operands, indices [T, n] of keys → the logits of these pairs [T, n]; −∞ where an index is S."""
+
+    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
+        return False
+
+    def tangent_function(self, argnums: tuple[int, ...]) -> "LogitsAtTangent":
+        return LogitsAtTangent(self.plan, self.tree, argnums)
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        x = jax.tree.unflatten(self.tree, xs[:-1])
+        return [jax.lax.map(lambda at: logits_at(self.plan, x, at), xs[-1].T).T]
+
+
+def logits_at(plan: Plan, x: Operands, at: jax.Array) -> jax.Array:
+    """The logit of one key of each query, [T]."""
+    rows, allowed = jnp.arange(plan.T, dtype=jnp.int32), at < plan.S
+    at = jnp.where(allowed, at, 0)
+    score = None if plan.score is None else jax.vmap(partial(plan.score, x.captured))
+    (q, q_nonfinite), (k, k_nonfinite) = (zero_nonfinite_rows(a.astype(plan.dtype)) for a in (x.q, x.k[at]))
+    bias = None if x.bias is None else _entries(x.bias, rows, at).astype(plan.dtype)
+    t, s = (i if places is None else places[i] for i, places in ((rows, x.q_positions), (at, x.k_positions)))
+    products = jnp.sum(q * x.scale.astype(plan.dtype) * k, 1)
+    return tiles.logits_from_products(products, score, bias, allowed, (q_nonfinite | k_nonfinite)[:, 0], t, s)
+
+
+def _entries(x: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+    """x[i, j], of an array that may have one entry for all along either axis."""
+    return x[tuple(0 if n == 1 else at for n, at in zip(x.shape, (i, j), strict=True))] * jnp.ones(i.shape, x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfLogitsAt(PlannedFunction, Linear):
+    """Operands: the leaves, (indices, logits), then what the pass is linear in."""
+
+    argnums: tuple[int, ...]
+    """The leaves that are differentiated."""
+
+    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
+        return False
+
+    @property
+    def nonlinear_operands(self) -> int:
+        return self.tree.num_leaves + 2
+
+    def active(self, xs: Any) -> Operands:
+        """The operands that are differentiated, in the dtype of the arithmetic, and None for the others."""
+        active = select_active(self.tree, self.argnums, xs)
+        wide = jax.tree.map(lambda a: a.astype(self.plan.dtype), active._replace(captured=()))
+        return wide._replace(captured=active.captured)
+
+    def one_key(self, xs: Any, at: jax.Array) -> Callable[[Operands], jax.Array]:
+        """Active operands → the logit of one key of each query."""
+        x = jax.tree.unflatten(self.tree, xs[: self.tree.num_leaves])
+
+        def logits(active: Operands) -> jax.Array:
+            def chosen(a: Any, x: Any) -> Any:
+                return jax.tree.map(lambda a, x: x if a is None else a, a, x, is_leaf=lambda a: a is None)
+
+            # A mask is not asked: what it rules out was not chosen.
+            return logits_at(self.plan, chosen(active, x._replace(mask=None)), at)
+
+        return logits
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitsAtTangent(_OfLogitsAt):
+    """..., tangents of the active leaves → those of the logits."""
+
+    @property
+    def linear_operands(self) -> int:
+        return len(self.argnums)
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        primals, tangents = self.active([xs[i] for i in self.argnums]), self.active(xs[self.nonlinear_operands :])
+
+        def tangent(at: jax.Array) -> jax.Array:
+            return recomputed(lambda: jax.jvp(self.one_key(xs, at), (primals,), (tangents,))[1])
+
+        return [jax.lax.map(tangent, xs[self.tree.num_leaves].T).T]
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitsAtBackward(_OfLogitsAt):
+    """..., cotangents of the logits → those of the active leaves."""
+
+    @property
+    def linear_operands(self) -> int:
+        return 1
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        leaves = [xs[i] for i in self.argnums]
+        primals = self.active(leaves)
+
+        def add(total: Operands, one: Any) -> tuple[Operands, None]:
+            at, ct = one
+            part = recomputed(lambda: jax.vjp(self.one_key(xs, at), primals)[1](ct)[0])
+            return jax.tree.map(jnp.add, total, part), None
+
+        columns = xs[self.tree.num_leaves].T, xs[-1].T
+        found, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, primals), columns)
+        return [a.astype(leaf.dtype) for a, leaf in zip(jax.tree.leaves(found), leaves, strict=True)]
+
+
+are_transposes(LogitsAtTangent, LogitsAtBackward)
+
+
+# The mean of the logits, below their maximum.
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation(PlannedFunction):
+    """The leaves of the operands, m and log_sum of the forward pass → Σ_s exp(l_s − m − log_sum) (l_s − m), [T].
+
+    m and log_sum are constants. Each term is at most 0, so that none cancels another, however large the logits are.
+    """
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        return times(2, self.plan.working_set_bytes)  # logits, weights, and their product
+
+    def tangent_function(self, argnums: tuple[int, ...]) -> "DeviationTangent":
+        return DeviationTangent(self.plan, self.tree, argnums)
+
+    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+        plan, residuals = self.plan, _residuals(self, xs)
+
+        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
+            w = Recomputed.of(plan, residuals, i, j, masked)
+            logits = tiles.logits(plan, w.tile, w.allowed, transposed=True)
+            return [jnp.sum(w.probabilities(logits) * _finite_below(logits, w.m), 0)]
+
+        (found,) = sum_by_rows(schedule(plan, residuals.x), tile, [jnp.zeros((plan.q_rows,), plan.dtype)], ["q"])
+        return [found[: plan.T]]
+
+
+def _residuals(fun: PlannedFunction, xs: Any) -> Residuals:
+    n = fun.tree.num_leaves
+    m, log_sum = xs[n : n + 2]
+    x = pad(fun.plan, jax.tree.unflatten(fun.tree, xs[:n]))
+    return Residuals(x, m, m, fun.plan.pad_rows(jnp.where(m == -jnp.inf, 0, m), jnp.inf), fun.plan.pad_rows(log_sum))
+
+
+def _finite_below(logits: jax.Array, m: jax.Array) -> jax.Array:
+    """l − m, and 0 for a pair without a weight: 0 · ∞ would be NaN, here and in the derivatives."""
+    under = below(logits, m)
+    return jnp.where(under == -jnp.inf, 0, under)
+
+
+class _OfDeviation(Recomputed):
+    """One tile, with the derivative of the deviation by a logit in the place of that of lse: p · (1 + l − m)."""
+
+    def probabilities(self, logits: jax.Array) -> jax.Array:
+        return super().probabilities(logits) * (1 + _finite_below(logits, self.m))
+
+
+class _DeviationPass(DerivativePass):
+    """Operands: the leaves, (m, log_sum, deviation), then what the pass is linear in."""
+
+    def residuals(self, xs: Any) -> Residuals:
+        return _residuals(self, xs)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviationTangent(_DeviationPass):
+    """..., tangents of the active leaves → Σ_s p_s (1 + l_s − m) l_dot_s."""
+
+    @property
+    def linear_operands(self) -> int:
+        return len(self.argnums)
+
+    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+        plan, residuals = self.plan, self.residuals(xs)
+        x_dot = pad(plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
+
+        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
+            tile_dot = tiles.cut(plan, x_dot, i, j, transposed=True)
+            return tangent_tile(plan, _OfDeviation.of(plan, residuals, i, j, masked), tile_dot)[1:]
+
+        (found,) = total(schedule(plan, residuals.x), tile, [jnp.zeros((plan.q_rows,), plan.dtype)], ["q"])
+        return [found[: plan.T]]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviationBackward(_DeviationPass):
+    """..., the cotangent of the deviation → those of the active leaves."""
+
+    @property
+    def linear_operands(self) -> int:
+        return 1
+
+    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+        plan, residuals, g = self.plan, self.residuals(xs), self.plan.pad_rows(xs[-1])
+        leaves = [xs[i] for i in self.argnums]
+        active = select_active(self.tree, self.argnums, leaves)
+        no_values = jnp.zeros((plan.q_tile, residuals.x.v.shape[1]), plan.dtype)
+
+        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
+            w = _OfDeviation.of(plan, residuals, i, j, masked)
+            return jax.tree.leaves(
+                backward_tile(plan, w, active, no_values, tiles.cut_rows(g, i, plan.q_tile)[None, :])
+            )
+
+        padded = pad(plan, active)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), padded._replace(captured=()))
+        zeros = zeros._replace(captured=jax.tree.map(jnp.zeros_like, padded.captured))
+        roles = keep_active(zeros, SUM_ROLES._replace(captured=("",) * len(padded.captured)))
+        sums = total(schedule(plan, residuals.x), tile, jax.tree.leaves(zeros), jax.tree.leaves(roles))
+        # Without the rows that pad, and rounded once.
+        pairs = zip(sums, leaves, strict=True)
+        return [a[tuple(map(slice, leaf.shape))].astype(leaf.dtype) for a, leaf in pairs]
+
+
+are_transposes(DeviationTangent, DeviationBackward)

@@ -1,0 +1,132 @@
+"""A mask that is a list of key blocks for each block of queries."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn import _errors
+from jattn._types import Array, Bool, Int
+from jattn._values import show, static, value
+from jattn.masks._algebra import Mask, Spans, TileAxis, block_state, over_vectors
+
+UNROLLED = 8
+"""How many of the chosen blocks are compared in one pass over the pairs."""
+
+
+@value
+class ChosenBlocks(Mask):
+    """See `chosen_blocks`."""
+
+    looks_at_positions = True
+    indices: Int[Array, "Tb n"]
+    size: int = static()
+    q_size: int = static()
+
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        return over_vectors(self._of_vectors, q.positions, k.positions)
+
+    def _of_vectors(self, t: jax.Array, s: jax.Array) -> jax.Array:
+        """The allowed pairs of the positions [n] and [m]."""
+        rows, n = self.indices.shape
+        i, j = t // self.q_size, s // self.size
+        # A position before or after all blocks of queries has chosen none.
+        chosen = jnp.where(((i >= 0) & (i < rows))[:, None], self.indices[jnp.clip(i, 0, rows - 1)], -1)
+
+        def compare(c: Any, allowed: jax.Array) -> jax.Array:
+            return allowed | (jax.lax.dynamic_index_in_dim(chosen, c, 1) == j[None])
+
+        found = jnp.zeros((t.shape[0], s.shape[0]), bool)
+        return jax.lax.fori_loop(0, n, compare, found, unroll=UNROLLED) & (j >= 0)[None]
+
+    def block_state(self, q: Spans, k: Spans) -> Any:
+        (rows, n), columns = self.indices.shape, jnp.arange(k.lowest.size, dtype=jnp.int32)
+        low_k, high_k = (jnp.asarray(end, jnp.int32).reshape(1, -1) // self.size for end in (k.lowest, k.highest))
+        ordered = jnp.sort(self.indices, axis=1)
+        again = jnp.pad(ordered[:, 1:] == ordered[:, :-1], ((0, 0), (1, 0)))  # what is chosen twice counts once
+        distinct = jnp.where(again, -1, ordered)
+
+        def count(c: Any, total: jax.Array) -> jax.Array:
+            block = jax.lax.dynamic_index_in_dim(distinct, c, 1)
+            return total + ((block >= jnp.maximum(low_k, 0)) & (block <= high_k)).astype(jnp.int32)
+
+        # Of each block of queries, how many blocks of each tile of keys it has chosen.
+        start = jnp.zeros((rows, columns.shape[0]), jnp.int32)
+        found = jax.lax.fori_loop(0, n, count, start, unroll=UNROLLED)
+        low_q, high_q = q.lowest // self.q_size, q.highest // self.q_size + 1
+        a, b = (jnp.clip(end, 0, rows) for end in (low_q, high_q))
+        columns = columns.reshape(k.lowest.shape)
+
+        def among(flags: jax.Array) -> jax.Array:
+            """For how many of the query blocks of each tile a flag is set: a difference of sums from the first on."""
+            sums = jnp.pad(jnp.cumsum(flags, 0, jnp.int32), ((1, 0), (0, 0)))
+            return sums[b, columns] - sums[a, columns]
+
+        every = among(found == high_k - low_k + 1) == b - a
+        return block_state(among(found > 0) > 0, every & (a == low_q) & (b == high_q))
+
+    def validate(self, caller: str, T: int, S: int, placed: bool) -> None:
+        want = -(-T // self.q_size)
+        if not placed and self.indices.shape[0] != want:
+            remedy = f"One row for each {self.q_size} queries is {want} rows here; or say where the rows stand."
+            must = "indices must have the shape [T / q_size, n]"
+            _errors.fail(ValueError, caller, must, remedy, indices=self.indices)
+
+    def __repr__(self) -> str:
+        of_queries = "" if self.q_size == self.size else f", q_size={self.q_size}"
+        return f"chosen_blocks({show(self.indices)}, {self.size}{of_queries})"
+
+
+def chosen_blocks(indices: Any, size: int, *, q_size: int | None = None) -> Mask:
+    """Block-sparse by choice: each block of queries attends the key blocks that its row of indices names.
+
+        query t may attend key s  ⟺  s // size is in indices[t // q_size]
+
+    Args:
+      indices: integers [⌈T / q_size⌉, n], in any order, usually traced, and different for each example and head under
+        jax.vmap. A negative one names no block, so that a row may name fewer than n; one that is named twice is
+        attended once; one beyond the last key names nothing. With positions given, of the whole sequence.
+      size: tokens of a block of keys, ≥ 1.
+      q_size: tokens of a block of queries, ≥ 1; as `size` if None. With 1 each query chooses for itself.
+
+    Returns:
+      A mask. Only tiles that hold a chosen block are visited, in the value and in each derivative, and one in which
+      every query block has chosen every key block is not masked. A position before or after the blocks of queries
+      attends nothing. The choice has no derivative: `top_keys`, of one key for each block, has one of its logits.
+
+    Raises:
+      TypeError: indices are not integers, or a size is not a whole number.
+      ValueError: indices have not two axes, or a size is less than 1. That there is a row for each block of T queries
+        is checked where the mask is used.
+
+    Memory: the indices, and ⌈T / q_size⌉ numbers for each tile of keys.
+
+    Source: Yuan et al. 2025, "Native sparse attention", section 3.3.2; Lu et al. 2025, "MoBA: mixture of block
+      attention for long-context LLMs", section 2.2.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jattn
+      >>> from jattn import masks
+      >>> print(masks.picture(masks.chosen_blocks(jnp.array([[0, -1], [2, 0], [1, 2]]), 2), 6))
+      ##····
+      ##····
+      ##··##
+      ##··##
+      ··####
+      ··####
+
+      The 2 blocks of 4 keys whose mean is nearest, for each block of 4 queries:
+
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 16, 8))
+      >>> means = [x.reshape(4, 4, 8).mean(1) for x in (q, k)]
+      >>> indices, _ = jattn.top_keys(*means, 2, mask=masks.causal())
+      >>> jattn.attention(q, k, v, mask=masks.chosen_blocks(indices, 4) & masks.causal()).shape
+      (16, 8)
+    """
+    x = _errors.array("chosen_blocks", "indices", indices)
+    remedy = "An index is the number of a block: pass whole numbers."
+    _errors.kind("chosen_blocks", "indices", x, jnp.integer, remedy)
+    _errors.rank("chosen_blocks", 2, "[T / q_size, n]", "Map over a batch or heads with jax.vmap.", indices=x)
+    size = _errors.count("chosen_blocks", "size", size, least=1)
+    q_size = size if q_size is None else _errors.count("chosen_blocks", "q_size", q_size, least=1)
+    return ChosenBlocks(x.astype(jnp.int32), size, q_size)
