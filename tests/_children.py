@@ -2,10 +2,15 @@
 
 import os
 
+import conftest
 import jax
 
 
 def environment():
     """They compile as this test does: without expensive passes where it is marked `structure`."""
     quick = jax.config.read("jax_disable_most_optimizations")
-    return os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(quick))}
+    flags = [f"--{name}={str(value).lower()}" for name, value in conftest.options.items()]
+    return os.environ | {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(quick)),
+        "XLA_FLAGS": " ".join([os.environ.get("XLA_FLAGS", ""), *flags]),
+    }

@@ -1,6 +1,7 @@
 """What holds for every test: strict promotion, eight devices on a CPU, float32 arithmetic in float32."""
 
 import functools
+import gc
 import os
 
 import hypothesis
@@ -21,6 +22,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.option.loadscopereorder = False  # xdist would begin with the files of the most tests, not with the longest
     config.addinivalue_line(
         "markers", "exhaustive: repeats over a whole product what other tests cover; with --all only"
     )
@@ -30,22 +32,39 @@ def pytest_configure(config):
     )
 
 
-LONGEST = ("test_transforms", "test_sharding_programs", "test_lab", "test_modes", "test_gradient_flow", "test_cache")
+LONGEST = (
+    "test_transforms", "test_kernels", "test_lab", "test_sharding_programs", "test_sweeps", "test_one_head",
+    "test_memory", "test_modes", "test_determinism", "test_export", "test_cache", "test_many_heads", "test_flow",
+    "test_kernels_gpu", "test_tiles", "test_gradient_flow",
+)  # fmt: skip
+
+
+def is_structure(item):
+    return item.get_closest_marker("structure") is not None and not item.config.option.all
 
 
 def pytest_collection_modifyitems(config, items):
-    # The longest files first, so that no worker is alone with one of them in the end.
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    # The longest files first, so that no worker is alone with one of them in the end. In each file, what is compiled in
+    # full before what is compiled cheaply: what a test forgets for its options, the next would compile anew.
+    files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (ranks.get(item.path.stem, len(ranks)), files[item.path], is_structure(item)))
     left_out = [] if config.option.all else [item for item in items if item.get_closest_marker("exhaustive")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_collection_finish():
+    """Tracing makes millions of small objects: modules are not searched for garbage again, the rest less often."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Around a whole test, its fixtures included."""
-    quick = item.get_closest_marker("structure") is not None and not item.config.option.all
+    quick = is_structure(item)
     if options and not quick:
         jax.clear_caches()  # nothing that was compiled cheaply is run where what users run is tested
     jax.config.update("jax_disable_most_optimizations", quick)

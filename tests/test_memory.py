@@ -184,6 +184,7 @@ def test_an_array_of_pairs_would_be_seen_wherever_it_hides():
     assert not any(math.prod(v.shape) > FEW for v in formed(jax.make_jaxpr(lambda a, b: a.sum() + b.sum())(a, b).jaxpr))
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("name", ["grad", "jvp of grad", "grad of grad"])
 def test_compiled_memory_is_linear(name):
     """A second witness: what XLA sets aside, for sequences of two lengths; nothing is executed."""

@@ -150,6 +150,7 @@ def sent(found, group):
     return sum(n * (group - 1) * parts[kind] if kind in parts else n for kind, (_, n) in found.items())
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize(("scheme", "mask", "of"), PLANNED, ids=lambda x: x if isinstance(x, str) else "-".join(x))
 def test_the_plan_is_what_is_compiled(scheme, mask, of):
     n, x, mask = 8, blocks(8, **of), MASKS[mask]
@@ -169,6 +170,7 @@ def test_the_plan_is_what_is_compiled(scheme, mask, of):
         assert sent(found, group) == bytes_of[gradient]
 
 
+@pytest.mark.structure
 def test_a_window_sends_to_neighbours_alone_and_a_mask_that_rules_out_all_sends_nothing():
     narrow = collectives(program(sharding.ring, 8, mask=masks.window(left=2, right=0)))
     assert narrow["collective-permute"][0] == 3  # k, v and positions, once
@@ -188,12 +190,14 @@ def waiting(compiled):
     return found
 
 
+@pytest.mark.structure
 def test_keys_of_the_next_stop_travel_while_this_one_computes():
     assert waiting(program(sharding.ring, 8, mask=masks.causal())) == [False] * 3  # k, v and positions
     # The control: what the gradient sums on the way is needed where it arrives.
     assert sorted(waiting(program(sharding.ring, 8, gradient=True, mask=masks.causal()))) == [False] * 6 + [True] * 2
 
 
+@pytest.mark.structure
 def test_decoding_is_one_maximum_and_one_sum():
     x = blocks(8)
     x = (jax.ShapeDtypeStruct((1, 1, 8, 4), jnp.float32), *x[1:])
@@ -360,6 +364,7 @@ def test_an_explicit_mesh_carries_batch_and_heads_in_its_types(T):
             plain(*across)
 
 
+@pytest.mark.structure
 def test_saved_names_spare_a_second_round():
     mesh, (x, *_) = mesh_of(8, "seq"), blocks(8)
     kept = NamedSharding(mesh, P(None, "seq"))
@@ -439,6 +444,7 @@ def child(source, seconds=240):
     return done.stdout
 
 
+@pytest.mark.structure
 def test_memory_does_not_grow_with_the_ring():
     found = {name: (int(a), int(b)) for name, a, b in (line.split() for line in child(MEMORY).splitlines())}
     for order in ("value", "grad", "jvp", "hvp"):
