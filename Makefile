@@ -124,6 +124,7 @@ measure: $(VENV)/.ready-bench
 	@$(BIN)/python benchmarks/how_much_memory.py
 	@$(BIN)/python benchmarks/how_much_work_is_skipped.py
 	@$(BIN)/python benchmarks/how_fast_is_attention.py
+	@$(BIN)/python benchmarks/how_close_to_the_bare_tiles.py
 	@$(BIN)/python benchmarks/how_fast_is_decoding.py
 	@$(BIN)/python benchmarks/what_determinism_costs.py
 

@@ -118,8 +118,8 @@ def dot_product_attention(
     if bias is not None:
         own["bias"] = _pairs("bias", options.bias_array(_CALLER, bias), (B, N, T, S), K)
     if sink is not None:
-        sink = heads.sink_per_head(_CALLER, sink, N, "N")
-        own["sink"] = _Option(heads.split_heads(sink, K), (None, 0, 0)) if sink.ndim else _Option(sink, (None,) * 3)
+        sink = jnp.broadcast_to(heads.sink_per_head(_CALLER, sink, N, "N"), (N,))
+        own["sink"] = _Option(heads.split_heads(sink, K), (None, 0, 0))
     for name, lengths in (("query_seq_lengths", query_seq_lengths), ("key_value_seq_lengths", key_value_seq_lengths)):
         if lengths is not None:
             own[name] = _Option(heads.per_row(_CALLER, name, lengths, (B,), "[B]", "rows"), (0, None, None))

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.structure
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 FAST, MEMORY, WORK = "how_fast_is_attention", "how_much_memory", "how_much_work_is_skipped"
 DECODING, DETERMINISM = "how_fast_is_decoding", "what_determinism_costs"
+CLOSE = "how_close_to_the_bare_tiles"
 
 # Runs benchmarks one after another, as Python runs a script: for each its arguments, what it said and its status.
 RUNS = """
@@ -37,7 +38,13 @@ for call in json.loads(sys.argv[3]):
     found.append((status, out.getvalue(), said.getvalue()))
 print(json.dumps(found))
 """
-SMALL = {FAST: ("--only", "8,8,64,64", "--rounds", 1), WORK: ("--only", "chunked"), DECODING: (), DETERMINISM: ()}
+SMALL = {
+    FAST: ("--only", "8,8,64,64", "--rounds", 1),
+    WORK: ("--only", "chunked"),
+    DECODING: (),
+    DETERMINISM: (),
+    CLOSE: (),
+}
 
 
 def run(*command, **how):
@@ -143,11 +150,24 @@ def test_what_determinism_costs_writes_its_table(right):
     assert all(row["milliseconds"]["by the rule"]["median"] > 0 for row in numbers["rows"])
 
 
-@pytest.mark.parametrize("name", [FAST, MEMORY, WORK, DECODING, DETERMINISM])
+def test_how_close_to_the_bare_tiles_writes_its_tables(right):
+    folder, (status, out, progress) = right[0] / CLOSE, right[1][CLOSE]
+    assert status == 0, progress
+    numbers, page = written(folder, CLOSE)
+    assert page.strip() == out.strip()
+    ratios, _, first = tables(page)
+    (row,) = numbers["rows"]
+    assert max(row["errors"].values()) < 1e-5
+    for cell, x in zip(ratios[2][1:], row["ratios"].values(), strict=True):
+        assert cell == f"{x:.2f} ≤ {row['limit']:g} {'reached' if x <= row['limit'] else 'short'}"
+    assert [cells[0] for cells in first[2:]] == ["jattn", "jax.nn"]
+
+
+@pytest.mark.parametrize("name", [FAST, MEMORY, WORK, DECODING, DETERMINISM, CLOSE])
 def test_nothing_is_measured_where_a_result_differs(planted, name):
     folder, (status, out, said) = planted[0] / name, planted[1][name]
     assert status == 1
-    assert "jattn differs by 1.0e-03 of the float64 reference" in said
+    assert f"jattn differs by 1.0e-03 {'from the bare tiles' if name == CLOSE else 'of the float64 reference'}" in said
     assert out == ""
     assert not folder.exists()
 

@@ -11,6 +11,7 @@ from _oracles import definition, weigh
 
 import jattn
 from jattn import masks, scores
+from jattn.engine import tuning
 from jattn.engine.attend import make_plan
 from jattn.engine.batching import batched_call
 from jattn.engine.forward import Forward
@@ -30,18 +31,15 @@ CASES = {
     "a bias": {"mask": masks.causal(), "bias": normal(T, S, seed=4)},
     "a score and a sink": {"mask": masks.dense(SOME), "score": scores.soft_cap(2.0), "sink": np.float64(0.3)},
 }
-FORMS = {
-    "searched": {},
-    "finite, in loops": {"finite": True},
-    "finite, written out": {"finite": True, "tile_given": False},
-}
+FORMS = {"searched": (False, 0), "finite, in loops": (True, 0), "finite, written out": (True, 99)}
+"""Whether the form for finite operands is taken, and how many tiles may be written out."""
 
 
-def attend(q, k, v, *, mask=None, score=None, bias=None, sink=None, **form):
+def attend(q, k, v, *, mask=None, score=None, bias=None, sink=None, finite=False):
     """(out, lse) of one form: as `engine.attend`, with the choice made beforehand."""
     plan, x = make_plan(Operands(q, k, v, bias, sink, mask=mask), score, TILE)
     leaves, tree = jax.tree.flatten(x)
-    out, m, log_sum = batched_call(Forward(dataclasses.replace(plan, **form), tree), *leaves)
+    out, m, log_sum = batched_call(Forward(dataclasses.replace(plan, finite=finite), tree), *leaves)
     return out, m + log_sum
 
 
@@ -60,20 +58,24 @@ SOME_CASES = ("causal", "any pairs", "a bias", "a score and a sink")
 @pytest.mark.parametrize(
     "case", [c if c in SOME_CASES else pytest.param(c, marks=pytest.mark.exhaustive) for c in CASES]
 )
-def test_each_form_is_the_definition_and_so_are_its_derivatives(case, x64):
+def test_each_form_is_the_definition_and_so_are_its_derivatives(case, x64, monkeypatch):
     options = CASES[case]
     mask = None if "mask" not in options else masks.to_dense(options["mask"], T, S)
     x = tuple(map(jnp.asarray, (Q, K, V)))
     want = orders(definition(**options | {"mask": mask}))(*x)
-    for form in FORMS.values():
-        assert_close(orders(lambda *x, form=form: attend(*x, **options, **form))(*x), want, ulps=512)
+    for finite, tiles in FORMS.values():
+        jax.clear_caches()
+        monkeypatch.setattr(tuning, "WRITTEN_OUT_TILES", tiles)
+        got = orders(lambda *x, finite=finite: attend(*x, **options, finite=finite))(*x)
+        assert_close(got, want, ulps=512)
 
 
-def test_one_example_that_is_not_finite_changes_no_other():
+def test_one_example_that_is_not_finite_changes_no_other(monkeypatch):
     """One program, which searches the tiles of all examples, or of none."""
+    monkeypatch.setattr(tuning, "tile_sizes", lambda T, S, platform=None: TILE)
     mask = masks.causal() & masks.lengths(k=35)
     heads = [jnp.asarray(np.stack([a] * 3).astype(np.float32)) for a in (Q, K, V)]
-    ours = jax.jit(jax.vmap(lambda *x: jattn.attention(*x, mask=mask, tile=TILE, return_lse=True)))
+    ours = jax.jit(jax.vmap(lambda *x: jattn.attention(*x, mask=mask, return_lse=True)))
     theirs = jax.jit(jax.vmap(definition(mask=masks.to_dense(mask, T, S))))
     seen, hidden, huge = (1, 20, 2), (1, 37, 2), 1e30
     for which, at, value in (
@@ -116,6 +118,7 @@ def test_a_batch_is_asked_once_and_few_queries_not_at_all():
         return f.trace(q, k).lower(lowering_platforms=(platform,)).as_text().count("stablehlo.case")
 
     assert questions(600) == questions(600, mask=masks.causal()) == 1
+    assert questions(600, tile=(512, 512)) == 0
     assert questions(600, "cuda") == questions(600, "tpu", implementation="loops") == 0
     assert questions(4) == questions(64) == 0
-    assert questions(64, mask=masks.causal()) == 1
+    assert questions(64, mask=masks.lengths(k=500)) == 1

@@ -128,7 +128,7 @@ def test_each_tile_that_is_not_empty_is_visited_once_and_no_other(name, traced):
             schedule.fold_keys(schedule.schedule(plan, x), i, lambda c, j, masked: visit(c, i, j, masked), counts),
             jnp.zeros((1,)),
         )
-        return schedule.scan_queries(plan, row, jnp.zeros((plan.q_tiles, plan.k_tiles), jnp.int32))[0]
+        return schedule.scan_queries(visits, row, jnp.zeros((plan.q_tiles, plan.k_tiles), jnp.int32))[0]
 
     def by_tiles():
         return schedule.scan_tiles(

@@ -38,9 +38,11 @@ class PlannedFunction(BatchedFunction):
 
     def for_finite(self) -> BatchedFunction | None:
         plan = self.plan
+        if plan.platform != "cpu" or plan.finite or plan.tile_given:  # given tiles give the same bits in any company
+            return None
         # Few queries are bound by reading the keys, and have no time for a look at them.
-        looks = plan.platform == "cpu" and plan.q_tile >= tuning.FEW_QUERIES and not plan.finite
-        return dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True)) if looks else None
+        few = plan.q_tile < tuning.FEW_QUERIES
+        return None if few else dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True))
 
     def all_finite(self, *xs: jax.Array) -> jax.Array:
         return all_finite(self.plan, jax.tree.unflatten(self.tree, xs[: self.tree.num_leaves]))
@@ -64,7 +66,7 @@ class Schedule:
     def written_out(self) -> bool:
         """Whether the tiles are visited one after another without a loop, as few of them are that are finite."""
         few = self.lists is not None and sum(map(len, self.lists)) <= tuning.WRITTEN_OUT_TILES
-        return self.plan.finite and few and not self.plan.tile_given
+        return self.plan.finite and few
 
 
 def schedule(plan: Plan, x: Operands) -> Schedule:
