@@ -19,7 +19,10 @@ implementations         how each attention in a program runs on a platform: as a
 CHECKPOINT_NAMES        what a policy of jax.checkpoint saves, so that a gradient does not attend again
 """
 
-from jattn import cache, flow, heads, masks, positions, reference, scores, sharding
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jattn import masks, reference, scores
 from jattn._softmax import log_softmax, softmax
 from jattn.engine.forward import CHECKPOINT_NAMES
 from jattn.engine.kernels.report import implementations
@@ -29,6 +32,9 @@ from jattn.partials import merge
 from jattn.per_query import statistics, top_keys
 from jattn.ragged import ragged_attention
 from jattn.reference import Statistics, Steps
+
+if TYPE_CHECKING:
+    from jattn import cache, flow, heads, positions, sharding
 
 __version__ = "0.1.0"
 
@@ -56,3 +62,16 @@ __all__ = [
     "top_keys",
     "weights_of",
 ]
+
+_ON_FIRST_USE = frozenset({"cache", "flow", "heads", "positions", "sharding"})
+"""What `attention` does not need."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_FIRST_USE:
+        return importlib.import_module(f"jattn.{name}")
+    raise AttributeError(f"module 'jattn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,16 +7,15 @@ on it.
 `jax.interpreters` and `jax.extend` are where JAX tells authors of primitives to look, without a promise of stability.
 """
 
+import importlib
 from types import MappingProxyType
 from typing import Any
 
 import jax.extend.core
 from jax._src import dispatch
 from jax.core import eval_jaxpr
-from jax.experimental import pallas
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.experimental.ode import odeint
-from jax.experimental.pallas import tpu, triton
 from jax.extend.core import Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import ManualAxisType
@@ -52,12 +51,27 @@ WHY = MappingProxyType({
 })  # fmt: skip
 
 
+ON_FIRST_USE = MappingProxyType({
+    "pallas": "jax.experimental.pallas",
+    "tpu": "jax.experimental.pallas.tpu",
+    "triton": "jax.experimental.pallas.triton",
+})  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Pallas, when a kernel first needs it: it takes longer to import than all else here together."""
+    if name in ON_FIRST_USE:
+        return importlib.import_module(ON_FIRST_USE[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def asks_for_devices(primitive: Primitive) -> None:
     """The rule that lowers this primitive looks at the devices of the program."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 __all__ = [
+    "ON_FIRST_USE",
     "WHY",
     "ArrayMapping",
     "ClosedJaxpr",
@@ -73,7 +87,4 @@ __all__ = [
     "eval_jaxpr",
     "mlir",
     "odeint",
-    "pallas",
-    "tpu",
-    "triton",
 ]

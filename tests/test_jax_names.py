@@ -76,6 +76,7 @@ def test_each_name_of_the_file_has_its_reason():
         if isinstance(node, ast.ImportFrom) and node.module.startswith("jax")
         for alias in node.names
     }
+    imported |= {name.rpartition(".")[2] for name in _jax.ON_FIRST_USE.values()}
     assert imported - {"dispatch"} == {name.rpartition(".")[2] for name in _jax.WHY} - {
         "prim_requires_devices_during_lowering"
     }

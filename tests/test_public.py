@@ -210,6 +210,8 @@ def test_the_package_says_that_it_is_typed():
     assert resources.files("jattn").joinpath("py.typed").is_file()
 
 
+LATER = [f"jattn.{name}" for name in ("cache", "flow", "heads", "positions", "sharding")] + ["jax.experimental.pallas"]
+"""What is imported when it is first used."""
 FRESH = f"""
 import sys
 before = set(sys.modules)
@@ -217,21 +219,23 @@ import jax
 settings = dict(jax.config.values)
 import jattn
 changed = {{name for name, value in jax.config.values.items() if settings.get(name) != value}}
-loaded = {{name for name in {EXTRAS!r} if name in sys.modules}}
+loaded = {{name for name in {EXTRAS + LATER!r} if name in sys.modules}}
 print(jax.config.jax_enable_x64, sorted(changed), sorted(loaded), len(jax._src.xla_bridge._backends))
 {{planted}}
-print(jax.config.jax_enable_x64, sorted(name for name in {EXTRAS!r} if name in sys.modules))
+print(jax.config.jax_enable_x64, sorted(name for name in {EXTRAS + LATER!r} if name in sys.modules))
 """
 
 
 def test_importing_pulls_in_no_extra_and_changes_no_setting():
-    planted = "import rich; jax.config.update('jax_enable_x64', True)"
+    planted = "import rich; jattn.cache; jax.config.update('jax_enable_x64', True)"
     code = FRESH.replace("{planted}", planted)
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ours, control = done.stdout.splitlines()
-    assert ours == "False [] [] 0", "x64 off, no setting changed, no extra, no backend started"
-    assert control == "True ['rich']"
+    assert ours == "False [] [] 0", (
+        "x64 off, no setting changed, no extra and nothing that attention does not need, no backend started"
+    )
+    assert control == "True ['jattn.cache', 'rich']"
 
 
 def mutable(module):

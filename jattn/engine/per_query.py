@@ -88,6 +88,9 @@ class LogitsAt(PlannedFunction):
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return False
 
+    def for_finite(self) -> None:
+        """No tile is searched here."""
+
     def tangent_function(self, argnums: tuple[int, ...]) -> "LogitsAtTangent":
         return LogitsAtTangent(self.plan, self.tree, argnums)
 
@@ -122,6 +125,9 @@ class _OfLogitsAt(PlannedFunction, Linear):
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return False
+
+    def for_finite(self) -> None:
+        """No tile is searched here."""
 
     @property
     def nonlinear_operands(self) -> int:

@@ -4,6 +4,7 @@ The answer depends on structure, dtypes and sizes alone, never on the devices th
 """
 
 import dataclasses
+import importlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, has_kernels
 from jattn.engine.forward import Forward
-from jattn.engine.kernels import gpu, passes, tpu
+from jattn.engine.kernels import passes
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore, TileScore
@@ -34,7 +35,8 @@ PASSES: Mapping[type, Pass] = MappingProxyType(
         Backward: passes.backward,
     }
 )
-RUNS: Mapping[str, Callable[..., list[jax.Array]]] = MappingProxyType({"tpu": tpu.run, "gpu": gpu.run})
+PLATFORMS = ("tpu", "gpu")
+"""Those that have kernels."""
 LOWERED = MappingProxyType({"tpu": "tpu", "gpu": "cuda"})
 INTERPRETED = "tpu"
 """The platform whose kernels implementation='interpret' runs."""
@@ -49,12 +51,19 @@ def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequ
     fun = for_kernels(fun, platform)
     reason = refusal(fun, levels, avals)
     if reason is None:
-        run = partial(RUNS[fun.platform], interpret=implementation == "interpret")
+        run = partial(_run_on(fun.platform), interpret=implementation == "interpret")
         return partial(PASSES[type(fun)], fun, levels, run)
     if implementation is not None:
         must, remedy = f"implementation must be able to do this call ({reason})", "Use implementation='loops'."
         _errors.fail(ValueError, "attention", must, remedy, implementation=repr(implementation))
     return None
+
+
+def _run_on(platform: str) -> Callable[..., list[jax.Array]]:
+    """What runs kernels on a platform. Imported, with Pallas, by the first call that has one."""
+    with jax.ensure_compile_time_eval():  # which may be traced: what a module computes of its own is not
+        run: Callable[..., list[jax.Array]] = importlib.import_module(f"jattn.engine.kernels.{platform}").run
+    return run
 
 
 def register_kernels() -> None:
@@ -77,7 +86,7 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> 
       avals: the types of its operands, with the axes of all levels.
     """
     platform = fun.platform
-    if platform not in RUNS:
+    if platform not in PLATFORMS:
         return f"kernels are for the GPU and the TPU, and the platform is {platform}"
     plan = fun.plan
     own = [jax.ShapeDtypeStruct(a.shape[len(axes) :], a.dtype) for a, axes in zip(avals, levels.operands, strict=True)]
@@ -182,7 +191,7 @@ def of_user(score: Any, mask: Mask | None) -> bool:
 
 def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...]) -> str | None:
     """Why what the user wrote cannot be lowered in a kernel, found by trying; logged at debug level."""
-    kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(RUNS[fun.platform], interpret=False)))
+    kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(_run_on(fun.platform), interpret=False)))
     try:
         kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=(LOWERED[fun.platform],))
     except Exception as error:
