@@ -365,3 +365,18 @@ def test_a_class_of_masks_of_a_users_own_is_tried_and_runs_as_loops_where_it_can
     f = lambda *x: jattn.attention(*x, mask=Sorted() & masks.causal(), tile=TILE)  # noqa: E731
     (found,) = jattn.implementations(f, *head(), platform="tpu")
     assert found.reason.startswith("what the score modifier or mask computes cannot be lowered there"), found
+
+
+@pytest.mark.structure
+def test_the_gradient_of_a_table_in_bfloat16_runs_as_loops():
+    """The compiler of v5e and v5p has no room for it; its value, and the gradient in float32, are kernels."""
+
+    def passes_of(dtype, which):
+        q, k, v = (jax.ShapeDtypeStruct((512, 64), dtype) for _ in range(3))
+        table = jax.ShapeDtypeStruct((32,), jnp.float32)
+        f = lambda table, *x: jattn.attention(*x, score=scores.relative_bias(table)).astype(jnp.float32).sum()  # noqa: E731
+        found = jattn.implementations(jax.grad(f, which), table, q, k, v, platform="tpu")
+        return {one.name: one.kernel for one in found}
+
+    assert passes_of(jnp.bfloat16, 0) == {"forward": True, "backward": False}
+    assert passes_of(jnp.bfloat16, 1) == passes_of(jnp.float32, 0) == {"forward": True, "backward": True}

@@ -93,7 +93,7 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> 
     x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
     found = of_sizes(plan, x, levels) or of_options(plan, x)
     if found is None and isinstance(fun, Backward):
-        found = of_bias_gradient(fun, plan, x, levels)
+        found = of_bias_gradient(fun, plan, x, levels) or of_table_gradient(fun, x)
     if found is None and platform == "gpu" and plan.implementation is None:
         # jax.export refuses a program with a call of Triton: JAX does not promise to read it again.
         return "the GPU kernel is taken only where implementation='kernel' asks for it"
@@ -170,6 +170,16 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
     if x.bias.shape != (plan.T, plan.S) or len(levels.operands[active.bias]) != len(levels.sizes):
         return "a bias that serves several rows or heads has its gradient in loops"
     return None
+
+
+def of_table_gradient(fun: Backward, x: Operands) -> str | None:
+    active = select_active(fun.tree, fun.argnums, fun.argnums)
+    tables = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None and c.ndim]
+    if not tables or np.dtype(x.q.dtype) == np.float32:
+        return None
+    return (
+        f"the gradient of a table in {np.dtype(x.q.dtype)} does not fit into vector memory (TPU v5; of float32 it does)"
+    )
 
 
 def of_user(score: Any, mask: Mask | None) -> bool:
