@@ -70,7 +70,7 @@ _ON_FIRST_USE = frozenset({"cache", "flow", "heads", "positions", "sharding"})
 def __getattr__(name: str) -> Any:
     if name in _ON_FIRST_USE:
         return importlib.import_module(f"jattn.{name}")
-    raise AttributeError(f"module 'jattn' has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -388,7 +388,8 @@ PICTURES = {
 NO_REFUSAL = {
     "raise NotImplementedError",
     "raise error(f'{caller}: {must}, got {seen}. {remedy}')",
-}  # abstract; fail itself
+    "raise AttributeError(f'module {__name__!r} has no attribute {name!r}')",
+}  # abstract; fail itself; Python's own words for a name that a module does not have
 
 
 def refusals(source, module):

@@ -238,6 +238,12 @@ def test_importing_pulls_in_no_extra_and_changes_no_setting():
     assert control == "True ['jattn.cache', 'rich']"
 
 
+@pytest.mark.parametrize("name", ["jattn", "jattn._jax"])
+def test_a_name_that_a_module_does_not_have_is_refused_as_python_does(name):
+    with pytest.raises(AttributeError, match=f"^module '{name}' has no attribute 'atention'$"):
+        importlib.import_module(name).atention  # noqa: B018
+
+
 def mutable(module):
     """Names in a module that hold a thing which can be changed in place."""
     for name, x in vars(module).items():
