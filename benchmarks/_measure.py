@@ -4,6 +4,7 @@ A benchmark is a script whose file name is its question. It checks equality firs
 `results/<name>-<machine>.md` and the same numbers as `.json`.
 """
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -125,6 +126,32 @@ def side_by_side(calls: dict[str, Callable[[], Any]], rounds: int, turn: float =
 def times_as_fast(ours: Times, theirs: Times) -> float:
     """Their time over ours: the median over the rounds of each round's own ratio."""
     return statistics.median(b / a for a, b in zip(ours.rounds, theirs.rounds, strict=True))
+
+
+class Asked(NamedTuple):
+    """What the command line asks of a benchmark of named cases; `folder` is None where no file is to be written."""
+
+    cases: list[Any]
+    rounds: int
+    folder: Path | None
+    quick: bool
+
+
+def asked(doc: str | None, cases: Iterable[Any], quick: Iterable[str]) -> Asked:
+    """Reads the command line, and sets JAX to the CPU and to no cache of compiled programs."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small cases and two rounds; no file unless --out")
+    parser.add_argument("--rounds", type=int, help="how often each is timed at most (default: 9)")
+    parser.add_argument("--only", default="", help="the cases whose name contains this, e.g. 4096")
+    parser.add_argument("--out", type=Path, help=f"where to write (default: {RESULTS.name}/ beside this script)")
+    args, names = parser.parse_args(), set(quick)
+    chosen = [c for c in cases if args.only in c.name and (c.name in names or not args.quick)]
+    if not chosen:
+        parser.error(f"no case contains {args.only!r}; there are: {'; '.join(c.name for c in cases)}")
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    folder = args.out or (None if args.quick or args.only else RESULTS)
+    return Asked(chosen, args.rounds or (2 if args.quick else 9), folder, args.quick)
 
 
 def product(n: int = 2048) -> tuple[Callable[[], Any], float]:

@@ -9,7 +9,6 @@ differs, nothing is timed. Then the passes are measured side by side in one run,
 T = 4,096; and how long a new process takes to its first result and its first gradient, beside jax.nn.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -17,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import _bare_tiles as bare
@@ -25,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _measure import (
-    RESULTS,
     TOLERANCE,
     Differs,
+    asked,
     derivatives,
     distance,
     header,
@@ -168,7 +166,7 @@ CASES = (
         slopes,
     ),
 )
-QUICK = "8,8,64,64 full"
+QUICK = ("8,8,64,64 full",)
 COMPILE = ("1,8,4096,64 causal", "1,8,4096,64 window", "1,8,4096,64 segments", "1,8,4096,64 lengths")
 LIMIT_OF_COMPILING = 1.5
 
@@ -302,18 +300,7 @@ def page(head: dict[str, Any], rows: list[dict], compiled: list[dict], first: li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small case and two rounds; no file unless --out")
-    parser.add_argument("--rounds", type=int, help="how often each is timed at most (default: 9)")
-    parser.add_argument("--only", default="", help="the cases whose name contains this, e.g. 4096")
-    parser.add_argument("--out", type=Path, help=f"where to write (default: {RESULTS.name}/ beside this script)")
-    args = parser.parse_args()
-    cases = [c for c in CASES if args.only in c.name and (c.name == QUICK or not args.quick)]
-    if not cases:
-        parser.error(f"no case contains {args.only!r}; there are: {'; '.join(c.name for c in CASES)}")
-    rounds = args.rounds or (2 if args.quick else 9)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)
+    cases, rounds, folder, quick = asked(__doc__, CASES, QUICK)
     rows, compiled = [], []
     for case in cases:
         say(f"time      {case.name}")
@@ -324,9 +311,8 @@ def main() -> None:
             say(f"compile   {case.name}")
             compiled.append(compiling(case, 3))
     say("first calls")
-    first = first_calls(1 if args.quick else 5)
+    first = first_calls(1 if quick else 5)
     head = header(["optax", "chex"]) | {"rounds": f"{rounds}, fewer where they take long"}
-    folder = args.out or (None if args.quick or args.only else RESULTS)
     numbers = {"header": head, "rows": rows, "compiled": compiled, "first": first}
     write(folder, "how_close_to_the_bare_tiles", page(head, rows, compiled, first), numbers)
 

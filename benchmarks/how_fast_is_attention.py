@@ -10,17 +10,15 @@ is `jattn.attention` under two `jax.vmap`, `[B, S, H, D]` is `jattn.dot_product_
 views. A peer that is not installed is left out.
 """
 
-import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
 from _measure import (
-    RESULTS,
     TOLERANCE,
     Differs,
+    asked,
     derivatives,
     distance,
     header,
@@ -152,18 +150,7 @@ def page(head: dict[str, Any], rows: list[dict], costs: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two small cases and two rounds; no file unless --out")
-    parser.add_argument("--rounds", type=int, help="how often each is timed at most (default: 9)")
-    parser.add_argument("--only", default="", help="the cases whose name contains this, e.g. 4096")
-    parser.add_argument("--out", type=Path, help=f"where to write (default: {RESULTS.name}/ beside this script)")
-    args = parser.parse_args()
-    cases = [c for c in CASES if args.only in c.name and (c.name in QUICK or not args.quick)]
-    if not cases:
-        parser.error(f"no case contains {args.only!r}; there are: {'; '.join(c.name for c in CASES)}")
-    rounds = args.rounds or (2 if args.quick else 9)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)
+    cases, rounds, folder, _ = asked(__doc__, CASES, QUICK)
 
     who = {case.name: contestants(case) for case in cases}
     equal = {}
@@ -178,7 +165,6 @@ def main() -> None:
             costs.append(higher(case, who[case.name]["jattn"], rounds))
     head = header(["torch", "flax", "tokamax"]) | {"rounds": f"{rounds}, fewer where they take long"}
     head["large matrix product"] = f"{statistics.median(r['product_gflops'] for r in rows):.0f} GFLOP/s"
-    folder = args.out or (None if args.quick or args.only else RESULTS)
     write(folder, "how_fast_is_attention", page(head, rows, costs), {"header": head, "rows": rows, "costs": costs})
 
 

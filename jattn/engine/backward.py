@@ -20,7 +20,15 @@ from jattn._numerics import zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import schedule
-from jattn.engine.tangent import DerivativePass, Recomputed, active_fields, keep_active, merge_active, transposed_dot
+from jattn.engine.tangent import (
+    DerivativePass,
+    Recomputed,
+    Residuals,
+    active_fields,
+    keep_active,
+    merge_active,
+    transposed_dot,
+)
 
 SUM_ROLES = Operands(q="dq", k="kd", v="kd", bias="kq", scale="")
 """Which axes the part of a cotangent has that one tile yields (`schedule`)."""
@@ -39,30 +47,52 @@ class Backward(DerivativePass):
         dout, dlse = xs[self.nonlinear_operands :]
         dout = jnp.where(residuals.nonempty[:, None], dout, 0)
         g = jnp.where(residuals.nonempty, dlse - jnp.sum(dout * residuals.out, 1), 0)
-        dout_padded, g_padded = plan.pad_rows(dout), plan.pad_rows(g)
-        leaves = [xs[i] for i in self.argnums]
-        active = select_active(self.tree, self.argnums, leaves)
-
-        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
-            dout, g = (tiles.cut_rows(a, i, plan.q_tile) for a in (dout_padded, g_padded))
-            tile = Recomputed.of(plan, residuals, i, j, masked)
-            return jax.tree.leaves(backward_tile(plan, tile, active, dout, g[None, :]))
-
-        tiled = pad(plan, active)._replace(sink=None, dropout=None)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), tiled._replace(captured=()))
-        zeros = zeros._replace(captured=jax.tree.map(jnp.zeros_like, tiled.captured))
-        roles = SUM_ROLES._replace(captured=("",) * len(tiled.captured))
-        flat, form = jax.tree.flatten(zeros)
-        flat_roles = jax.tree.leaves(keep_active(zeros, roles))
-        sums = total(schedule(plan, residuals.x), tile, flat, flat_roles) if flat else []
-        cotangents: Operands = jax.tree.unflatten(form, sums)
+        active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
+        cotangents = sum_backward(plan, residuals, active, dout, g, total)
         if active.sink is not None:
             dsink = residuals.sink_weight(plan) * g
             dsink = dsink if active.sink.shape == (plan.T,) else dsink.sum().reshape(active.sink.shape)
             cotangents = cotangents._replace(sink=dsink)
-        # Without the rows that pad, and rounded once.
-        pairs = zip(jax.tree.leaves(cotangents), leaves, strict=True)
-        return [a[tuple(map(slice, leaf.shape))].astype(leaf.dtype) for a, leaf in pairs]
+        return rounded_as(active, cotangents)
+
+
+def sum_backward(
+    plan: Plan,
+    residuals: Residuals,
+    active: Operands,
+    dout: jax.Array,
+    g: jax.Array,
+    total: Callable[..., Any],
+    recomputed: type[Recomputed] = Recomputed,
+) -> Operands:
+    """The cotangents of the active operands but the sink, in the dtype of the sums and with the rows that pad.
+
+    Args:
+      dout: [T, Dv]. g: [T], what each weight of a query gets beside ⟨dout, v⟩.
+      total: how the parts of the tiles are added up (`schedule`).
+    """
+    dout_padded, g_padded = plan.pad_rows(dout), plan.pad_rows(g)
+
+    def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
+        dout, g = (tiles.cut_rows(a, i, plan.q_tile) for a in (dout_padded, g_padded))
+        tile = recomputed.of(plan, residuals, i, j, masked)
+        return jax.tree.leaves(backward_tile(plan, tile, active, dout, g[None, :]))
+
+    tiled = pad(plan, active)._replace(sink=None, dropout=None)
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), tiled._replace(captured=()))
+    zeros = zeros._replace(captured=jax.tree.map(jnp.zeros_like, tiled.captured))
+    roles = SUM_ROLES._replace(captured=("",) * len(tiled.captured))
+    flat, form = jax.tree.flatten(zeros)
+    flat_roles = jax.tree.leaves(keep_active(zeros, roles))
+    sums = total(schedule(plan, residuals.x), tile, flat, flat_roles) if flat else []
+    cotangents: Operands = jax.tree.unflatten(form, sums)
+    return cotangents
+
+
+def rounded_as(active: Operands, cotangents: Operands) -> list[jax.Array]:
+    """The leaves of the cotangents without the rows that pad, rounded once: as those of the active operands."""
+    pairs = zip(jax.tree.leaves(cotangents), jax.tree.leaves(active), strict=True)
+    return [a[tuple(map(slice, leaf.shape))].astype(leaf.dtype) for a, leaf in pairs]
 
 
 def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, g: jax.Array) -> Operands:

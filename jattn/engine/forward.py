@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jattn._numerics import any_along, below, nan_if_nonfinite, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
-from jattn.engine.batching import BatchedFunction
+from jattn.engine.batching import BatchedFunction, ForFinite
 from jattn.engine.plan import Operands, Plan, pad
 from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule
 from jattn.engine.tangent import Tangent, transposed_dot
@@ -52,7 +52,7 @@ class Forward(PlannedFunction, ReturnsPartial):
             return None
         return self.plan.working_set_bytes
 
-    def for_finite(self) -> BatchedFunction | None:
+    def for_finite(self) -> ForFinite | None:
         return None if fits_one_tile(self.plan, self._operands) else super().for_finite()
 
     @property

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jattn._numerics import below, zero_nonfinite_rows
 from jattn._values import recomputed
 from jattn.engine import tile as tiles
-from jattn.engine.backward import SUM_ROLES, backward_tile
+from jattn.engine.backward import rounded_as, sum_backward
 from jattn.engine.batching import Linear, are_transposes, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule, sum_by_rows
-from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, keep_active, tangent_tile
+from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, sum_tangent
 from jattn.engine.tile import Tile
 
 
@@ -81,15 +81,19 @@ def _allowed(fun: PlannedFunction, tile: Tile, masked: bool) -> jax.Array:
 # The logits of chosen keys. One key of each query at a time: nothing of width D is kept for each of the n.
 
 
-@dataclasses.dataclass(frozen=True)
-class LogitsAt(PlannedFunction):
-    """The leaves of the operands, indices [T, n] of keys → the logits of these pairs [T, n]; −∞ where an index is S."""
+class _VisitsNoTile(PlannedFunction):
+    """A function of the operands alone, whatever tiles their mask rules out."""
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return False
 
     def for_finite(self) -> None:
-        """No tile is searched here."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitsAt(_VisitsNoTile):
+    """The leaves of the operands, indices [T, n] of keys → the logits of these pairs [T, n]; −∞ where an index is S."""
 
     def tangent_function(self, argnums: tuple[int, ...]) -> "LogitsAtTangent":
         return LogitsAtTangent(self.plan, self.tree, argnums)
@@ -117,17 +121,11 @@ def _entries(x: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfLogitsAt(PlannedFunction, Linear):
+class _OfLogitsAt(_VisitsNoTile, Linear):
     """Operands: the leaves, (indices, logits), then what the pass is linear in."""
 
     argnums: tuple[int, ...]
     """The leaves that are differentiated."""
-
-    def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
-        return False
-
-    def for_finite(self) -> None:
-        """No tile is searched here."""
 
     @property
     def nonlinear_operands(self) -> int:
@@ -260,15 +258,8 @@ class DeviationTangent(_DeviationPass):
         return len(self.argnums)
 
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
-        plan, residuals = self.plan, self.residuals(xs)
-        x_dot = pad(plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
-
-        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
-            tile_dot = tiles.cut(plan, x_dot, i, j, transposed=True)
-            return tangent_tile(plan, _OfDeviation.of(plan, residuals, i, j, masked), tile_dot)[1:]
-
-        (found,) = total(schedule(plan, residuals.x), tile, [jnp.zeros((plan.q_rows,), plan.dtype)], ["q"])
-        return [found[: plan.T]]
+        x_dot = pad(self.plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
+        return sum_tangent(self.plan, self.residuals(xs), x_dot, total, _OfDeviation)[1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,25 +271,10 @@ class DeviationBackward(_DeviationPass):
         return 1
 
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
-        plan, residuals, g = self.plan, self.residuals(xs), self.plan.pad_rows(xs[-1])
-        leaves = [xs[i] for i in self.argnums]
-        active = select_active(self.tree, self.argnums, leaves)
-        no_values = jnp.zeros((plan.q_tile, residuals.x.v.shape[1]), plan.dtype)
-
-        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
-            w = _OfDeviation.of(plan, residuals, i, j, masked)
-            return jax.tree.leaves(
-                backward_tile(plan, w, active, no_values, tiles.cut_rows(g, i, plan.q_tile)[None, :])
-            )
-
-        padded = pad(plan, active)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), padded._replace(captured=()))
-        zeros = zeros._replace(captured=jax.tree.map(jnp.zeros_like, padded.captured))
-        roles = keep_active(zeros, SUM_ROLES._replace(captured=("",) * len(padded.captured)))
-        sums = total(schedule(plan, residuals.x), tile, jax.tree.leaves(zeros), jax.tree.leaves(roles))
-        # Without the rows that pad, and rounded once.
-        pairs = zip(sums, leaves, strict=True)
-        return [a[tuple(map(slice, leaf.shape))].astype(leaf.dtype) for a, leaf in pairs]
+        residuals = self.residuals(xs)
+        active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
+        no_values = jnp.zeros((self.plan.T, residuals.x.v.shape[1]), self.plan.dtype)
+        return rounded_as(active, sum_backward(self.plan, residuals, active, no_values, xs[-1], total, _OfDeviation))
 
 
 are_transposes(DeviationTangent, DeviationBackward)

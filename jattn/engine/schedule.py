@@ -14,7 +14,7 @@ import numpy as np
 
 from jattn._values import recomputed
 from jattn.engine import tuning
-from jattn.engine.batching import BatchedFunction
+from jattn.engine.batching import BatchedFunction, ForFinite
 from jattn.engine.plan import Operands, Plan, all_finite
 from jattn.masks import EMPTY, FULL, PARTIAL, Spans
 
@@ -36,16 +36,16 @@ class PlannedFunction(BatchedFunction):
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, plan=self.plan.for_platform(platform))
 
-    def for_finite(self) -> BatchedFunction | None:
+    def for_finite(self) -> ForFinite | None:
         plan = self.plan
         if plan.platform != "cpu" or plan.finite or plan.tile_given:  # given tiles give the same bits in any company
             return None
         # Few queries are bound by reading the keys, and have no time for a look at them.
-        few = plan.q_tile < tuning.FEW_QUERIES
-        return None if few else dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True))
-
-    def all_finite(self, *xs: jax.Array) -> jax.Array:
-        return all_finite(self.plan, jax.tree.unflatten(self.tree, xs[: self.tree.num_leaves]))
+        if plan.q_tile < tuning.FEW_QUERIES:
+            return None
+        finite = dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True))
+        leaves = self.tree.num_leaves
+        return ForFinite(finite, lambda *xs: all_finite(plan, jax.tree.unflatten(self.tree, xs[:leaves])))
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))

@@ -160,19 +160,30 @@ class Tangent(DerivativePass):
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         plan, residuals = self.plan, self.residuals(xs)
         x_dot = pad(plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
-
-        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
-            tile_dot = tiles.cut(plan, x_dot, i, j)
-            return tangent_tile(plan, Recomputed.of(plan, residuals, i, j, masked, transposed=False), tile_dot)
-
-        zeros = [jnp.zeros((plan.q_rows, *tail), plan.dtype) for tail in (residuals.out.shape[1:], ())]
-        a, lse_dot = (y[: plan.T] for y in total(schedule(plan, residuals.x), tile, zeros, ["qd", "q"]))
+        a, lse_dot = sum_tangent(plan, residuals, x_dot, total)
         if x_dot.sink is not None:
             lse_dot += residuals.sink_weight(plan) * per_query(plan, x_dot.sink)
         return [
             jnp.where(residuals.nonempty[:, None], a - lse_dot[:, None] * residuals.out, 0),
             jnp.where(residuals.nonempty, lse_dot, 0),
         ]
+
+
+def sum_tangent(
+    plan: Plan,
+    residuals: Residuals,
+    x_dot: Operands,
+    total: Callable[..., Any],
+    recomputed: type[Recomputed] = Recomputed,
+) -> list[jax.Array]:
+    """A [T, Dv] and lse_dot [T], given the padded tangents of the active operands."""
+
+    def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
+        w = recomputed.of(plan, residuals, i, j, masked, transposed=False)
+        return tangent_tile(plan, w, tiles.cut(plan, x_dot, i, j))
+
+    zeros = [jnp.zeros((plan.q_rows, *tail), plan.dtype) for tail in (residuals.x.v.shape[1:], ())]
+    return [y[: plan.T] for y in total(schedule(plan, residuals.x), tile, zeros, ["qd", "q"])]
 
 
 def tangent_tile(plan: Plan, w: Recomputed, tile_dot: Tile) -> list[jax.Array]:

@@ -25,6 +25,7 @@ with `__call__`), so that equal calls are compiled once.
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.batching.primitive import (
     BatchedFunction,
+    ForFinite,
     Linear,
     are_transposes,
     batched_call,
@@ -38,6 +39,7 @@ from jattn.engine.batching.vmap import Vmapped
 __all__ = [
     "BatchLevels",
     "BatchedFunction",
+    "ForFinite",
     "Linear",
     "Vmapped",
     "are_transposes",

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +42,9 @@ class BatchedFunction:
         """Whether examples that differ in these operands do different work: in one group each would do all of it."""
         return False
 
-    def for_finite(self) -> "BatchedFunction | None":
-        """The same function of operands that are finite (`all_finite`), where it is faster for them."""
+    def for_finite(self) -> "ForFinite | None":
+        """The form for operands that are finite, where it is faster for them."""
         return None
-
-    def all_finite(self, *xs: jax.Array) -> jax.Array:
-        """Whether the operands, those of a whole batch, are such."""
-        raise NotImplementedError
 
     @property
     def collective(self) -> bool:
@@ -110,6 +106,13 @@ class BatchedFunction:
         `shapes` holds (shape, dtype) of those at argnums; `n` counts the operands, `outputs` the outputs.
         """
         return DerivedTranspose(self, argnums, n, shapes, outputs)
+
+
+class ForFinite(NamedTuple):
+    """The same function for operands that are finite, and whether those of a whole batch are."""
+
+    fun: BatchedFunction
+    holds: Callable[..., jax.Array]
 
 
 def has_kernels(kind: type[BatchedFunction], choose: Callable[..., Any]) -> None:
@@ -180,7 +183,7 @@ def _evaluate(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
     finite = fun.for_finite()
     if finite is None:
         return _run(fun, *xs)
-    return jax.lax.cond(fun.all_finite(*xs), partial(_run, finite), partial(_run, fun), *xs)
+    return jax.lax.cond(finite.holds(*xs), partial(_run, finite.fun), partial(_run, fun), *xs)
 
 
 @partial(jax.jit, static_argnames="fun")

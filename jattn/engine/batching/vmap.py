@@ -12,6 +12,7 @@ from jattn.engine import tuning
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.batching.primitive import (
     BatchedFunction,
+    ForFinite,
     Leaves,
     abstract,
     batched_call,
@@ -51,12 +52,9 @@ class Vmapped(BatchedFunction):
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, fun=self.fun.for_platform(platform))
 
-    def for_finite(self) -> BatchedFunction | None:
+    def for_finite(self) -> ForFinite | None:
         finite = self.fun.for_finite()
-        return None if finite is None else dataclasses.replace(self, fun=finite)
-
-    def all_finite(self, *xs: jax.Array) -> jax.Array:
-        return self.fun.all_finite(*xs)
+        return None if finite is None else finite._replace(fun=dataclasses.replace(self, fun=finite.fun))
 
     def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
         below = self.fun.batch_levels(operands, outputs)
