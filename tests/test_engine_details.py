@@ -1,13 +1,16 @@
 """Details of the tiles and their derivatives that no other test would miss, each with what makes it matter."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from _inputs import S, T, assert_close, normal, pairs, qkv
+from _inputs import D, S, T, assert_close, normal, pairs, qkv
+from _jaxprs import within
 from _mask_oracles import KNOWN, at
 
 import jattn
 from jattn import masks
+from jattn.engine import batching
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v"])
@@ -57,3 +60,45 @@ def test_the_block_state_is_exact_of_tiles_that_begin_and_end_anywhere(name):
         )
         np.testing.assert_array_equal(state != masks.EMPTY, allowed > 0)
         np.testing.assert_array_equal(state == masks.FULL, hidden == 0)
+
+
+def kinds(base):
+    """The classes of functions in the engine that say what their outputs are."""
+    for kind in base.__subclasses__():
+        if kind.__module__.startswith("jattn.engine") and "output_types" in vars(kind):
+            yield kind
+        yield from kinds(kind)
+
+
+def calls(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is batching.batched_call_p:
+            yield eqn.params["fun"], [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
+        else:
+            for inner in within(eqn):
+                yield from calls(inner)
+
+
+@pytest.mark.structure
+def test_what_a_function_says_of_its_outputs_is_what_it_returns():
+    q, k, v = (jnp.asarray(normal(2, n, D, seed=n), jnp.bfloat16) for n in (7, 11, 11))
+    bias = jnp.zeros((7, 11), jnp.float16)
+
+    def loss(q, k, v, bias):
+        out, lse = jattn.attention(q, k, v[:, :2], bias=bias, return_lse=True)
+        found = *jattn.statistics(q, k, bias=bias), jattn.top_keys(q, k, 3, bias=bias)[1]
+        return out.astype(jnp.float32).sum() + lse.sum() + sum(jnp.sum(x) for x in found)
+
+    def every_order(*x):
+        gradient = jax.vmap(jax.grad(loss, (0, 1, 2, 3)), (0, 0, 0, None))
+        hvp = jax.jvp(gradient, x, x)[1]
+        return hvp, jax.vjp(gradient, *x)[1](hvp)
+
+    seen = set()
+    for fun, operands, outputs in calls(jax.make_jaxpr(every_order)(q, k, v, bias).jaxpr):
+        traced = jax.eval_shape(fun, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
+        assert [(x.shape, x.dtype) for x in outputs] == [(x.shape, x.dtype) for x in traced], fun
+        while fun is not None:
+            seen.add(type(fun))
+            fun = getattr(fun, "fun", None)
+    assert seen >= set(kinds(batching.BatchedFunction))

@@ -42,6 +42,9 @@ class Backward(DerivativePass):
     def linear_operands(self) -> int:
         return 2
 
+    def output_types(self, *types: Any) -> list[Any]:
+        return [types[i] for i in self.argnums]
+
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         plan, residuals = self.plan, self.residuals(xs)
         dout, dlse = xs[self.nonlinear_operands :]

@@ -45,6 +45,11 @@ class Forward(PlannedFunction, ReturnsPartial):
     has m = −inf, log_sum = 0, out = 0.
     """
 
+    def output_types(self, *types: Any) -> list[Any]:
+        plan = self.plan
+        v: Any = jax.tree.unflatten(self.tree, types).v
+        return [plan.type_of_rows(v.shape[1]), plan.type_of_rows(), plan.type_of_rows()]
+
     @property
     def working_set_bytes(self) -> int | None:
         # Where `single_tile` has no logits, the more heads in one kernel the better.

@@ -34,6 +34,10 @@ class BestKeys(PlannedFunction):
 
     n: int
 
+    def output_types(self, *types: Any) -> list[Any]:
+        logits = self.plan.type_of_rows(self.n)
+        return [logits.update(dtype=jnp.dtype(jnp.int32)), logits]
+
     @property
     def working_set_bytes(self) -> int | None:
         return self.plan.working_set_bytes
@@ -94,6 +98,9 @@ class _VisitsNoTile(PlannedFunction):
 @dataclasses.dataclass(frozen=True)
 class LogitsAt(_VisitsNoTile):
     """The leaves of the operands, indices [T, n] of keys → the logits of these pairs [T, n]; −∞ where an index is S."""
+
+    def output_types(self, *types: Any) -> list[Any]:
+        return [self.plan.type_of_rows(types[-1].shape[1])]
 
     def tangent_function(self, argnums: tuple[int, ...]) -> "LogitsAtTangent":
         return LogitsAtTangent(self.plan, self.tree, argnums)
@@ -159,6 +166,9 @@ class LogitsAtTangent(_OfLogitsAt):
     def linear_operands(self) -> int:
         return len(self.argnums)
 
+    def output_types(self, *types: Any) -> list[Any]:
+        return [types[self.nonlinear_operands - 1]]
+
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         primals, tangents = self.active([xs[i] for i in self.argnums]), self.active(xs[self.nonlinear_operands :])
 
@@ -175,6 +185,9 @@ class LogitsAtBackward(_OfLogitsAt):
     @property
     def linear_operands(self) -> int:
         return 1
+
+    def output_types(self, *types: Any) -> list[Any]:
+        return [types[i] for i in self.argnums]
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         leaves = [xs[i] for i in self.argnums]
@@ -206,6 +219,9 @@ class Deviation(PlannedFunction):
     @property
     def working_set_bytes(self) -> int | None:
         return times(2, self.plan.working_set_bytes)  # logits, weights, and their product
+
+    def output_types(self, *types: Any) -> list[Any]:
+        return [self.plan.type_of_rows()]
 
     def tangent_function(self, argnums: tuple[int, ...]) -> "DeviationTangent":
         return DeviationTangent(self.plan, self.tree, argnums)
@@ -257,6 +273,9 @@ class DeviationTangent(_DeviationPass):
     def linear_operands(self) -> int:
         return len(self.argnums)
 
+    def output_types(self, *types: Any) -> list[Any]:
+        return [self.plan.type_of_rows()]
+
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         x_dot = pad(self.plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
         return sum_tangent(self.plan, self.residuals(xs), x_dot, total, _OfDeviation)[1:]
@@ -269,6 +288,9 @@ class DeviationBackward(_DeviationPass):
     @property
     def linear_operands(self) -> int:
         return 1
+
+    def output_types(self, *types: Any) -> list[Any]:
+        return [types[i] for i in self.argnums]
 
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         residuals = self.residuals(xs)

@@ -59,6 +59,10 @@ class Plan:
         q_tile, k_tile = tuning.tile_sizes(self.T, self.S, platform=platform)
         return dataclasses.replace(self, q_tile=q_tile, k_tile=k_tile, platform=platform)
 
+    def type_of_rows(self, *width: int) -> jax.ShapeDtypeStruct:
+        """The type of an array with a row for each query, in the dtype of the arithmetic."""
+        return jax.ShapeDtypeStruct((self.T, *width), self.dtype)
+
     @property
     def static_lengths(self) -> bool:
         """Whether T and S are numbers. In a program to be exported they may be symbols, and tiles have fixed sizes."""

@@ -157,6 +157,10 @@ class Tangent(DerivativePass):
     def linear_operands(self) -> int:
         return len(self.argnums)
 
+    def output_types(self, *types: Any) -> list[Any]:
+        out, _, log_sum = types[self.tree.num_leaves : self.nonlinear_operands]
+        return [out, log_sum]
+
     def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
         plan, residuals = self.plan, self.residuals(xs)
         x_dot = pad(plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))

@@ -28,6 +28,13 @@ class BatchedFunction:
         """The same function, in the form that suits a platform. Asked where a program is lowered for one."""
         return self
 
+    def output_types(self, *types: Any) -> list[Any]:
+        """What has the shapes and dtypes of the outputs, given the types of the operands.
+
+        Asked wherever a call is traced: the answer of a class of its own spares a trace of the whole function.
+        """
+        return list(jax.make_jaxpr(partial(_run, self))(*types).out_avals)
+
     @property
     def working_set_bytes(self) -> int | None:
         """The working set of one call: `tuning.group_bytes` holds that of a group of examples; None for no limit."""
@@ -201,11 +208,15 @@ batched_call_p.def_impl(_compiled)
 
 def abstract(*avals: Any, fun: BatchedFunction) -> list[Any]:
     """The types of the outputs, given those of the operands."""
-    out = jax.make_jaxpr(partial(_run, fun))(*(avals if fun.collective else map(_unbatched_type, avals))).out_avals
-    if not fun.collective:
-        specs = fun.batch_levels(len(avals), len(out)).specs(avals)
-        out = [y.update(sharding=avals[0].sharding.update(spec=spec)) for y, spec in zip(out, specs, strict=True)]
-    return [y.update(manual_axis_type=avals[0].manual_axis_type) for y in out]
+    first = avals[0]
+    if fun.collective:
+        return [y.update(manual_axis_type=first.manual_axis_type) for y in fun.output_types(*avals)]
+    out = fun.output_types(*map(_unbatched_type, avals))
+    specs = fun.batch_levels(len(avals), len(out)).specs(avals)
+    return [
+        first.update(shape=y.shape, dtype=y.dtype, weak_type=False, sharding=first.sharding.update(spec=spec))
+        for y, spec in zip(out, specs, strict=True)
+    ]
 
 
 def _unbatched_type(aval: Any) -> Any:
@@ -284,6 +295,9 @@ class DerivedTangent(_Derived):
     def linear_argnums(self) -> frozenset[int]:
         return frozenset(range(self.n, self.n + len(self.argnums)))
 
+    def output_types(self, *types: Any) -> list[Any]:
+        return self.fun.output_types(*types[: self.n])
+
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         return _jvp(self.fun, self.argnums, xs[: self.n], xs[self.n :])
 
@@ -302,6 +316,9 @@ class DerivedTranspose(_Derived):
     def linear_argnums(self) -> frozenset[int]:
         kept = self.n - len(self.argnums)
         return frozenset(range(kept, kept + self.outputs))
+
+    def output_types(self, *types: Any) -> list[Any]:
+        return [jax.ShapeDtypeStruct(*of_one) for of_one in self.shapes]
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         kept, cts = xs[: -self.outputs], xs[-self.outputs :]

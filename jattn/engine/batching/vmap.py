@@ -31,6 +31,15 @@ class Vmapped(BatchedFunction):
     size: int
     summed: tuple[bool, ...]
 
+    def output_types(self, *types: Any) -> list[Any]:
+        return [
+            y if summed else jax.ShapeDtypeStruct((self.size, *y.shape), y.dtype)
+            for y, summed in zip(self._output_types_of_one(types), self.summed, strict=True)
+        ]
+
+    def _output_types_of_one(self, types: Sequence[Any]) -> list[Any]:
+        return self.fun.output_types(*(_example_type(x) if m else x for x, m in zip(types, self.mapped, strict=True)))
+
     @property
     def group(self) -> int:
         """How many examples run in one vmap."""
@@ -156,8 +165,8 @@ class Vmapped(BatchedFunction):
                 more, ys = add_up(run_group(group))
                 return [a + b for a, b in zip(total, more, strict=True)], ys
 
-            first = jax.eval_shape(lambda g: add_up(run_group(g))[0], [x[0] for x in grouped])
-            total, ys = jax.lax.scan(step, [jnp.zeros(x.shape, x.dtype) for x in first], grouped)
+            types = zip(self._output_types_of_one(list(map(jax.typeof, xs))), self.summed, strict=True)
+            total, ys = jax.lax.scan(step, [jnp.zeros(y.shape, y.dtype) for y, summed in types if summed], grouped)
             stacked = [y.reshape(-1, *y.shape[2:]) for y in ys]
         else:
             total, stacked = add_up(run_group([x[: self.group] for x in examples]))
