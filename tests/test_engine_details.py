@@ -102,3 +102,54 @@ def test_what_a_function_says_of_its_outputs_is_what_it_returns():
             seen.add(type(fun))
             fun = getattr(fun, "fun", None)
     assert seen >= set(kinds(batching.BatchedFunction))
+
+
+def in_both_orders(f, *x):
+    """Value, tangent, gradient and Hessian-vector product."""
+    value, tangent = jax.jvp(f, x, x)
+    gradient = jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), tuple(range(len(x))))
+    return value, tangent, *jax.jvp(gradient, x, x)
+
+
+@pytest.mark.structure
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("axes", [(0, 0), (1, None), (None, 0)])
+def test_a_bias_that_differs_between_examples_is_read_where_it_lies(axes):
+    """Whole tiles, so that the bias of no example is copied. Mapped over a batch and heads, or one of them."""
+    rows = 32
+    shape = {(0, 0): (2, 3, rows, rows), (1, None): (rows, 2, rows), (None, 0): (3, rows, rows)}[axes]
+    q, k, v = (normal(2, 3, rows, D, seed=n) for n in range(3))
+    bias, allowed = normal(*shape, seed=3), np.tri(rows, dtype=bool)
+
+    def over_heads(f, with_bias):
+        def heads(q, k, v, bias):
+            return jax.vmap(jax.vmap(f, (0, 0, 0, axes[1])), (0, 0, 0, axes[0]))(q, k, v, bias)
+
+        return jax.jit(lambda *x: in_both_orders(heads if with_bias else lambda *x: heads(*x, bias), *x))
+
+    def ours(q, k, v, bias):
+        return jattn.attention(q, k, v, mask=masks.causal(), bias=bias, tile=(16, 16))
+
+    def theirs(q, k, v, bias):
+        return jattn.reference.attention(q, k, v, mask=allowed, bias=bias)[0]
+
+    for with_bias in (False, True) if axes == (0, 0) else (False,):
+        x = (q, k, v, bias) if with_bias else (q, k, v)
+        assert_close(over_heads(ours, with_bias)(*x), over_heads(theirs, with_bias)(*x), ulps=512)
+
+
+@pytest.mark.structure
+def test_a_bias_that_differs_between_heads_is_not_copied():
+    """A tile of it is cut, not one of its heads; where rows are added to it, it is."""
+
+    def temporaries(rows):
+        x = jax.ShapeDtypeStruct((4, rows, 8), jnp.float32)
+        bias = jax.ShapeDtypeStruct((4, rows, rows), jnp.float32)
+
+        def f(q, k, v, bias):
+            return jax.vmap(lambda q, k, v, b: jattn.attention(q, k, v, bias=b, tile=(64, 64)))(q, k, v, bias)
+
+        compiled = jax.jit(jax.grad(lambda *x: f(*x).sum(), (0, 1, 2))).lower(x, x, x, bias).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporaries(1024) < 1024 * 1024 * 4 < temporaries(1023)

@@ -91,6 +91,10 @@ class _VisitsNoTile(PlannedFunction):
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return False
 
+    @property
+    def read_in_place(self) -> frozenset[int]:
+        return frozenset()
+
     def for_finite(self) -> None:
         return None
 

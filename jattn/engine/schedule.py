@@ -36,6 +36,14 @@ class PlannedFunction(BatchedFunction):
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, plan=self.plan.for_platform(platform))
 
+    @property
+    def read_in_place(self) -> frozenset[int]:
+        plan, bias = self.plan, jax.tree.unflatten(self.tree, range(self.tree.num_leaves)).bias
+        if bias is None or plan.platform != "cpu" or not plan.static_lengths:
+            return frozenset()
+        several, whole = plan.q_tiles * plan.k_tiles > 1, (plan.q_rows, plan.k_rows) == (plan.T, plan.S)
+        return frozenset({bias}) if several and whole else frozenset()
+
     def for_finite(self) -> ForFinite | None:
         plan = self.plan
         if plan.platform != "cpu" or plan.finite or plan.tile_given:  # given tiles give the same bits in any company

@@ -59,6 +59,10 @@ class DerivativePass(PlannedFunction, Linear):
         return times(4, self.plan.working_set_bytes)  # logits, weights, their cotangents, and sums that are added to
 
     @property
+    def read_in_place(self) -> frozenset[int]:
+        return super().read_in_place - set(self.argnums)
+
+    @property
     def nonlinear_operands(self) -> int:
         return self.tree.num_leaves + 3
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._numerics import nonfinite_rows, zero_nonfinite_rows
+from jattn.engine.batching import slice_of
 from jattn.engine.plan import ROLES, Operands, Plan
 from jattn.engine.tuning import DROPOUT_CELL
 from jattn.masks import Mask, Rows, TileAxis
@@ -43,8 +44,14 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) ->
     def take(a: Any, role: str) -> Any:
         if a is None:
             return None
+        starts: list[Any] = [0] * a.ndim
+        sizes = list(a.shape)
         for axis, letter in enumerate(role):
-            a = rows[letter].cut(a, axis) if letter in rows else a
+            n = len(rows[letter].positions) if letter in rows else 1
+            if n != 1 and a.shape[axis] != 1:
+                starts[axis], sizes[axis] = rows[letter].start, n
+        # Both axes at once: XLA would take a row of tiles out of a bias before the loop over its tiles.
+        a = slice_of(a, starts, sizes)
         return (a.T if transposed and role == "qk" else a).astype(plan.dtype)
 
     return Tile(

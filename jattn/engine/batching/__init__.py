@@ -34,11 +34,12 @@ from jattn.engine.batching.primitive import (
     match_varying_axes,
     times,
 )
-from jattn.engine.batching.vmap import Vmapped
+from jattn.engine.batching.vmap import Example, Vmapped, slice_of
 
 __all__ = [
     "BatchLevels",
     "BatchedFunction",
+    "Example",
     "ForFinite",
     "Linear",
     "Vmapped",
@@ -47,5 +48,6 @@ __all__ = [
     "batched_call_p",
     "has_kernels",
     "match_varying_axes",
+    "slice_of",
     "times",
 ]

@@ -49,6 +49,14 @@ class BatchedFunction:
         """Whether examples that differ in these operands do different work: in one group each would do all of it."""
         return False
 
+    @property
+    def read_in_place(self) -> frozenset[int]:
+        """The operands of which the function cuts what it needs (`slice_of`), where examples run one at a time.
+
+        It gets an `Example` then: taken out of a batch, each example would be copied whole.
+        """
+        return frozenset()
+
     def for_finite(self) -> "ForFinite | None":
         """The form for operands that are finite, where it is faster for them."""
         return None

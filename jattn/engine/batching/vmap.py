@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,36 @@ from jattn.engine.batching.primitive import (
     insert,
     times,
 )
+
+
+class Example(NamedTuple):
+    """One example of those along the leading axis of an array, which is not taken out of it."""
+
+    whole: Any
+    """An array, or an example itself."""
+    number: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.whole.shape[1:]
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+def slice_of(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
+    """A part of an array or of an `Example`: that many rows from the starts on, along each axis."""
+    if isinstance(x, Example):
+        return slice_of(x.whole, (x.number, *starts), (1, *sizes))[0]
+    if tuple(sizes) == x.shape:
+        return x
+    return jax.lax.dynamic_slice(x, [jnp.asarray(start, jnp.int32) for start in starts], sizes)
+
+
+def _type_of(x: Any) -> Any:
+    return _example_type(_type_of(x.whole)) if isinstance(x, Example) else jax.typeof(x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +71,17 @@ class Vmapped(BatchedFunction):
         return self.fun.output_types(*(_example_type(x) if m else x for x, m in zip(types, self.mapped, strict=True)))
 
     @property
+    def read_in_place(self) -> frozenset[int]:
+        return self.fun.read_in_place
+
+    @property
+    def _in_place(self) -> frozenset[int]:
+        return frozenset(i for i in self.fun.read_in_place if self.mapped[i])
+
+    @property
     def group(self) -> int:
         """How many examples run in one vmap."""
-        if self.fun.examples_diverge(self.mapped) and self.platform == "cpu":
+        if self.platform == "cpu" and (self.fun.examples_diverge(self.mapped) or self._in_place):
             return 1
         if self.fun.working_set_bytes is None:
             return self.size
@@ -103,7 +141,7 @@ class Vmapped(BatchedFunction):
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         inner = self.fun
         if not isinstance(inner, Vmapped) or (self.mapped, self.summed) != (inner.mapped, inner.summed):
-            return self._in_groups(inner, xs)
+            return self._in_groups(inner, xs, self._in_place)
         # Batch and heads as one axis: a loop in a loop costs more than one.
         whole = dataclasses.replace(inner, size=self.size * inner.size)
         ys = whole(*(x.reshape(-1, *x.shape[2:]) if m else x for x, m in zip(xs, self.mapped, strict=True)))
@@ -141,15 +179,21 @@ class Vmapped(BatchedFunction):
         fun = self.fun.transpose_function(argnums, one, n, outputs)
         return Vmapped(fun, kept + cts, self.size, tuple(not self.mapped[i] for i in argnums))
 
-    def _in_groups(self, fun: Any, xs: Leaves) -> list[jax.Array]:
+    def _in_groups(self, fun: Any, xs: Leaves, in_place: frozenset[int] = frozenset()) -> list[jax.Array]:
         shared = [x for x, mapped in zip(xs, self.mapped, strict=True) if not mapped]
         places = tuple(i for i, mapped in enumerate(self.mapped) if mapped)
-        examples = [xs[i] for i in places]
+        # Of what is read in place, each example gets its number.
+        examples = [jnp.arange(self.size, dtype=jnp.int32) if i in in_place else xs[i] for i in places]
+
+        def run_one(*one: jax.Array) -> list[jax.Array]:
+            own = [Example(xs[i], x) if i in in_place else x for i, x in zip(places, one, strict=True)]
+            found: list[jax.Array] = fun(*insert(shared, places, own))
+            return found
 
         def run_group(examples: Leaves) -> list[jax.Array]:
             if examples[0].shape[0] == 1:
-                return [y[None] for y in fun(*insert(shared, places, [x[0] for x in examples]))]
-            return jax.vmap(lambda *one: fun(*insert(shared, places, one)))(*examples)
+                return [y[None] for y in run_one(*(x[0] for x in examples))]
+            return jax.vmap(run_one)(*examples)
 
         def add_up(ys: Leaves) -> tuple[list[jax.Array], list[jax.Array]]:
             pairs = list(zip(ys, self.summed, strict=True))
@@ -165,7 +209,7 @@ class Vmapped(BatchedFunction):
                 more, ys = add_up(run_group(group))
                 return [a + b for a, b in zip(total, more, strict=True)], ys
 
-            types = zip(self._output_types_of_one(list(map(jax.typeof, xs))), self.summed, strict=True)
+            types = zip(self._output_types_of_one(list(map(_type_of, xs))), self.summed, strict=True)
             total, ys = jax.lax.scan(step, [jnp.zeros(y.shape, y.dtype) for y, summed in types if summed], grouped)
             stacked = [y.reshape(-1, *y.shape[2:]) for y in ys]
         else:
