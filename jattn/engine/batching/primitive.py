@@ -31,9 +31,9 @@ class BatchedFunction:
     def output_types(self, *types: Any) -> list[Any]:
         """What has the shapes and dtypes of the outputs, given the types of the operands.
 
-        Asked wherever a call is traced: the answer of a class of its own spares a trace of the whole function.
+        Asked wherever a call is traced: a class that knows the answer spares a trace of the whole function.
         """
-        return list(jax.make_jaxpr(partial(_run, self))(*types).out_avals)
+        return _traced_types(self, *types)
 
     @property
     def working_set_bytes(self) -> int | None:
@@ -218,13 +218,17 @@ def abstract(*avals: Any, fun: BatchedFunction) -> list[Any]:
     """The types of the outputs, given those of the operands."""
     first = avals[0]
     if fun.collective:
-        return [y.update(manual_axis_type=first.manual_axis_type) for y in fun.output_types(*avals)]
+        return [y.update(manual_axis_type=first.manual_axis_type) for y in _traced_types(fun, *avals)]
     out = fun.output_types(*map(_unbatched_type, avals))
     specs = fun.batch_levels(len(avals), len(out)).specs(avals)
     return [
         first.update(shape=y.shape, dtype=y.dtype, weak_type=False, sharding=first.sharding.update(spec=spec))
         for y, spec in zip(out, specs, strict=True)
     ]
+
+
+def _traced_types(fun: BatchedFunction, *types: Any) -> list[Any]:
+    return list(jax.make_jaxpr(partial(_run, fun))(*types).out_avals)
 
 
 def _unbatched_type(aval: Any) -> Any:
