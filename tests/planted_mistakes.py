@@ -154,6 +154,8 @@ plant("lse of what dropout kept alone", FORWARD,
       "tiles.py::test_dropout_does_not_change_the_mean_nor_lse")
 plant("a NaN of a small call hidden", FORWARD, "m = logits.max(1) + _nan_rows(plan, x)(products, 0, 0)",
       "m = jnp.nanmax(logits, 1)", NONFINITE)
+plant("every example given the bias of the first", "jattn/engine/batching/vmap.py", "(x.number, *starts)",
+      "(0 * x.number, *starts)", "engine_details.py::test_a_bias_that_differs_between_examples_is_read_where_it_lies")
 plant("whatever it holds, found finite", "jattn/engine/plan.py",
       "return (largest < jnp.finfo(plan.dtype).max / 16).all()",
       "return ~(largest > jnp.finfo(plan.dtype).max / 16).any()", EXAMPLE)
