@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jattn import _html
 from jattn._errors import wide
 from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn._types import (
@@ -49,6 +50,9 @@ class Steps(NamedTuple):
     """Rows that sum to one (to zero where nothing is allowed, to less than one beside a sink)."""
     out: Out
     """Each query's weighted mean of the values."""
+
+    def _repr_html_(self) -> str:
+        return _html.arrays(self._asdict())
 
 
 class Statistics(NamedTuple):

@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import shutil
 
 import hypothesis
 import jax
@@ -120,3 +121,22 @@ def x64():
     """float64 inside this test, and only there."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser, which the tests of pages share."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        sync_playwright = None
+    if sync_playwright is None or chromium is None:
+        wanting = "playwright" if sync_playwright is None else "chromium"
+        if os.environ.get("CI"):
+            pytest.fail(f"{wanting} must be installed where the changes are tested")
+        pytest.skip(f"{wanting} is not installed and could not be: apt-get install chromium; pip install -e '.[dev]'")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()

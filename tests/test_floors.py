@@ -14,6 +14,7 @@ FLOORS = {
     "_jax": -1,
     "_types": 0,
     "_errors": 0,
+    "_html": 0,
     "_numerics": 0,
     "_values": 0,
     "reference": 1,

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shutil
 import xml.etree.ElementTree as ET
 from importlib import resources
 
@@ -18,7 +17,6 @@ import pytest
 import jattn
 from jattn import page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LABELS = ["river", "money", "the", "flows"]
 F, S, D, TARGET = 200, 4, 2, 0
 HOSTILE = ["</script><script>document.title='hit'</script>", "</script ", "<!--", "<img src=x onerror=alert(1)>", "👩‍👩‍👧 🏞️", "שלום",
@@ -72,23 +70,6 @@ def whole(tokens=LONG):
                          gains=np.random.default_rng(3).normal(size=(n, n)))  # fmt: skip
     heads = page.heads(softmax(np.random.default_rng(4).normal(size=(2, 3, n, n))), tokens, tokens)
     return page.html("All of it: <b>&", *PARTS, row, heads, note="a note </p>")
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sync_playwright = None
-    if sync_playwright is None or CHROMIUM is None:
-        wanting = "playwright" if sync_playwright is None else "chromium"
-        if os.environ.get("CI"):
-            pytest.fail(f"{wanting} must be installed where the changes are tested")
-        pytest.skip(f"{wanting} is not installed and could not be: apt-get install chromium; pip install -e '.[dev]'")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn import _errors
+from jattn import _errors, _html
 from jattn._types import Array, Bool, Int
 from jattn._values import value
 
+SHOWN = 24
+"""How many queries and keys a notebook shows of a mask."""
 EMPTY, PARTIAL, FULL = 0, 1, 2
 """What a tile of queries and keys is to a mask: no pair, some pairs, or every pair is allowed.
 
@@ -188,6 +190,17 @@ class Mask:
         allowed = mask.pairs(q.along(1), k.along(0)) if transposed else mask.pairs(q.along(0), k.along(1))
         shape = tuple(x.positions.shape[0] for x in ((k, q) if transposed else (q, k)))
         return jnp.broadcast_to(allowed, shape)
+
+    def _repr_html_(self) -> str:
+        """Its pairs, of as many rows as its arrays have, or of the first few."""
+        found = {"q": SHOWN, "k": SHOWN}
+        mask = self.split_qk()
+        for x, axes in zip(jax.tree.leaves(mask), mask.leaf_axes(), strict=True):
+            found |= {letter: n for letter, n in zip(axes, jnp.shape(x), strict=False) if n != 1}
+        T, S = (min(n, SHOWN) for n in found.values())
+        rows = (Rows(0, jnp.arange(n, dtype=jnp.int32)) for n in (T, S))
+        of = f": the first {T} queries and {S} keys" if max(found.values()) > SHOWN else f": {T} queries, {S} keys"
+        return _html.picture(repr(self), self.tile(*rows), of)
 
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask("&", other))

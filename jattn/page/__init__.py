@@ -1,6 +1,7 @@
 """A page: arrays in, one HTML file out that needs nothing else, no network, no server, not even this library.
 
-`attention`, `heads` and `run` each make a part of a page from arrays; `write` puts parts into one file:
+`weights`, `heads` and `run` each make a part of a page from arrays; in a notebook it shows itself. `write` puts parts
+into one file:
 
     page.write("bank.html", "bank and river", page.run(run, ["river", "money", "the"], target=0))
 
@@ -199,7 +200,7 @@ def html(title: str, *parts: Part, note: str = "") -> str:
 
     Args:
       title: what is to be seen.
-      parts: what `attention`, `heads` and `run` made; at most one of each of the first two, any number of runs.
+      parts: what `weights`, `heads` and `run` made; at most one of each of the first two, any number of runs.
       note: a sentence below the title.
 
     Returns:

@@ -17,14 +17,21 @@ _SCRIPTS = ("core.js", "drawing.js", "plane.js", "panels.js", "saving.js", "main
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a page shows of one thing: made by `attention`, `heads` or `run`."""
+    """What a page shows of one thing: made by `weights`, `heads` or `run`. In a notebook it shows itself."""
 
     kind: str
     data: Mapping[str, Any]
 
+    def _repr_html_(self) -> str:
+        name = {"weights": "The weights of a head", "heads": "Heads", "run": "A run"}[self.kind]
+        return frame(document(name, "", [self], heading=""), name)
 
-def document(title: str, note: str, parts: Sequence[Part]) -> str:
-    """One HTML document. Its policy lets run what carries these hashes, and lets nothing be fetched from anywhere."""
+
+def document(title: str, note: str, parts: Sequence[Part], heading: str | None = None) -> str:
+    """One HTML document, with its title as its heading if no other is given.
+
+    Its policy lets run what carries these hashes, and lets nothing be fetched from anywhere.
+    """
     folder = resources.files("jattn.page")
     style = (folder / "page.css").read_text(encoding="utf-8")
     script = "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS)
@@ -34,9 +41,16 @@ def document(title: str, note: str, parts: Sequence[Part]) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     filled = {"title": html.escape(title), "policy": policy, "style": style, "script": script}
-    filled["data"] = _json({"title": title, "note": note, "parts": [{"kind": p.kind, **p.data} for p in parts]})
+    shown = {"title": title if heading is None else heading, "note": note}
+    filled["data"] = _json(shown | {"parts": [{"kind": p.kind, **p.data} for p in parts]})
     template = (folder / "template.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda hole: filled[hole[1]], template)  # one pass: what is filled in is not read
+
+
+def frame(page: str, name: str) -> str:
+    """An HTML document within another, which it leaves alone; it makes itself as high as what it shows."""
+    style = "width: 100%; height: 30rem; border: 0"
+    return f'<iframe srcdoc="{html.escape(page)}" title="{html.escape(name)}" style="{style}"></iframe>'
 
 
 def _hash(text: str) -> str:

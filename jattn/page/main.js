@@ -118,3 +118,7 @@ new ResizeObserver(() => {
   width = main.clientWidth;
   for (const f of resizes) f();
 }).observe(main);
+
+// In a notebook: as high as what it shows.
+const frame = window.frameElement;
+if (frame) new ResizeObserver(() => { frame.style.height = `${document.body.offsetHeight}px`; }).observe(document.body);
