@@ -27,6 +27,7 @@ WHOLE = 8192
 def arguments():
     made = _cli.parser(__doc__)
     made.add_argument("--tokens", type=int, default=2048, help="in the whole sequence (default: 2048)")
+    made.add_argument("--only-ring", action="store_true", help="do not attend on one device too, to compare")
     return _processes.arguments(made)
 
 
@@ -71,7 +72,7 @@ def compute(args):
         "tokens_per_second": args.tokens / seconds, "sent_per_device": cost.sent + cost.gradient_sent,
         "balance": cost.balance,
     }  # fmt: skip
-    if args.tokens <= WHOLE:
+    if args.tokens <= WHOLE and not args.only_ring:
         here = [gathered(a, whole) for a in x]
         one = functools.partial(jattn.dot_product_attention, mask=masks.causal(), q_positions=order, k_positions=order)
         want = jax.jit(lambda x: numbers_of(one, x))(here)

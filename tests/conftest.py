@@ -23,6 +23,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.pluginmanager.register(Compiling)  # the examples of jattn/ and README.md are none of this folder's
     config.option.loadscopereorder = False  # xdist would begin with the files of the most tests, not with the longest
     config.addinivalue_line(
         "markers", "exhaustive: repeats over a whole product what other tests cover; with --all only"
@@ -45,6 +46,9 @@ def is_structure(item):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            item.add_marker("structure")  # what an example prints is rounded
     # The longest files first, so that no worker is alone with one of them in the end. In each file, what is compiled in
     # full before what is compiled cheaply: what a test forgets for its options, the next would compile anew.
     files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
@@ -62,16 +66,19 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 20)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
+class Compiling:
     """Around a whole test, its fixtures included."""
-    quick = is_structure(item)
-    if options and not quick:
-        jax.clear_caches()  # nothing that was compiled cheaply is run where what users run is tested
-    jax.config.update("jax_disable_most_optimizations", quick)
-    options.clear()
-    options.update(plain() if quick else {})
-    return (yield)
+
+    @staticmethod
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(item):
+        quick = is_structure(item)
+        if options and not quick:
+            jax.clear_caches()  # nothing that was compiled cheaply is run where what users run is tested
+        jax.config.update("jax_disable_most_optimizations", quick)
+        options.clear()
+        options.update(plain() if quick else {})
+        return (yield)
 
 
 @functools.cache

@@ -16,15 +16,17 @@ DECODING, DETERMINISM = "how_fast_is_decoding", "what_determinism_costs"
 CLOSE = "how_close_to_the_bare_tiles"
 
 # Runs benchmarks one after another, as Python runs a script: for each its arguments, what it said and its status.
+# Those after a "planted" find every result of ours a thousandth too large.
 RUNS = """
 import contextlib, io, json, runpy, sys, jattn
 sys.path.insert(0, sys.argv[1])
-if sys.argv[2] == "planted":  # every result of ours a thousandth too large
-    for where, name in ((jattn, "attention"), (jattn, "dot_product_attention"), (jattn.cache, "attention")):
-        right = getattr(where, name)
-        setattr(where, name, lambda *x, right=right, **how: 1.001 * right(*x, **how))
 found = []
-for call in json.loads(sys.argv[3]):
+for call in json.loads(sys.argv[2]):
+    if call == ["planted"]:
+        for where, name in ((jattn, "attention"), (jattn, "dot_product_attention"), (jattn.cache, "attention")):
+            right = getattr(where, name)
+            setattr(where, name, lambda *x, right=right, **how: 1.001 * right(*x, **how))
+        continue
     sys.argv = call
     out, said, status = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
@@ -54,25 +56,31 @@ def run(*command, **how):
     return done.returncode, done.stdout, done.stderr
 
 
-def in_one_process(what, folder, options):
-    """{benchmark: (its status, what it printed, its progress)}, written to folder/benchmark."""
-    calls = [[FOLDER / f"{name}.py", "--quick", *more, "--out", folder / name] for name, more in options.items()]
-    given = json.dumps([list(map(str, call)) for call in calls])
-    status, out, said = run("-c", RUNS, FOLDER, what, given, env=environment())
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Of each kind, its folder and {benchmark: (its status, what it printed, its progress)}; all in one process."""
+    wanted = {"right": SMALL, "planted": SMALL | {WORK: (), MEMORY: ()}}
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in wanted}
+
+    def calls(kind):
+        for name, more in wanted[kind].items():
+            yield [str(x) for x in (FOLDER / f"{name}.py", "--quick", *more, "--out", folders[kind] / name)]
+
+    given = json.dumps([*calls("right"), ["planted"], *calls("planted")])
+    status, out, said = run("-c", RUNS, FOLDER, given, env=environment())
     assert status == 0, said
-    return dict(zip(options, json.loads(out), strict=True))
+    found = iter(json.loads(out))
+    return {kind: (folders[kind], {name: next(found) for name in wanted[kind]}) for kind in wanted}
 
 
-@pytest.fixture(scope="module")
-def right(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("right")
-    return folder, in_one_process("right", folder, SMALL)
+@pytest.fixture
+def right(runs):
+    return runs["right"]
 
 
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("planted")
-    return folder, in_one_process("planted", folder, SMALL | {WORK: (), MEMORY: ()})
+@pytest.fixture
+def planted(runs):
+    return runs["planted"]
 
 
 def written(folder, name):
@@ -106,8 +114,8 @@ def test_how_fast_is_attention_writes_its_tables(right):
 
 
 def test_how_much_memory_writes_its_tables(tmp_path):
-    """In a process of its own, every program fully optimised: what is reserved is what users reserve."""
-    status, out, progress = run(FOLDER / f"{MEMORY}.py", "--quick", "--out", tmp_path)
+    """In a process of its own, which holds nothing else; with --all every program fully optimised, as users' are."""
+    status, out, progress = run(FOLDER / f"{MEMORY}.py", "--quick", "--out", tmp_path, env=environment())
     assert status == 0, progress
     numbers, page = written(tmp_path, MEMORY)
     assert page.strip() == out.strip()

@@ -39,7 +39,9 @@ def differ(a, b):
 
 
 def every_derivative(q, k, v, w):
-    f = lambda *x: jattn.attention(*x, mask=masks.causal(), tile=TILE)  # noqa: E731
+    mask, bias = masks.causal() & masks.lengths(q=np.int32(31), k=np.int32(23)), normal(len(q), len(k), seed=7)
+    options = {"mask": mask, "bias": bias.astype(q.dtype), "score": lambda score, t, s: 5 * jnp.tanh(score / 5)}
+    f = lambda *x: jattn.attention(*x, tile=TILE, **options)  # noqa: E731
     gradient = lambda *x: jax.vjp(f, *x)[1](w)  # noqa: E731
     x, x_dot = (q, k, v), (v, q, k)
     return {
@@ -52,7 +54,7 @@ def every_derivative(q, k, v, w):
 
 
 def test_the_same_call_twice_is_the_same_bit_for_bit():
-    """Every derivative, and compiled afresh."""
+    """Every derivative, and compiled afresh; of masked rows and tiles, a bias and a score."""
     x = example(40)
     f = jax.jit(every_derivative)
     first = f(*x)

@@ -1,17 +1,21 @@
 """Runs over a mesh: equal to runs on one device, kept in shards, resumed on other devices after a kill."""
 
+import importlib
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from _children import environment
 
 pytestmark = pytest.mark.structure
 DEMOS = Path(__file__).parent.parent / "demos"
+sys.path.insert(0, str(DEMOS))
+cli, sweep = importlib.import_module("_cli"), importlib.import_module("sweep")
 FEW = ("--steps", 40, "--parts", 4)
 
 
@@ -26,6 +30,12 @@ def numbers(script, *arguments):
     return json.loads(done.stdout)
 
 
+def here(*arguments):
+    """What the sweep computes in this process, which has eight devices."""
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes floats and counts
+        return cli.evaluate(sweep.compute, sweep.arguments().parse_args(list(map(str, arguments))))
+
+
 def same(a, b):
     for name in ("before", "sum", "squares"):
         for optimiser in a[name]:
@@ -33,8 +43,8 @@ def same(a, b):
 
 
 def test_a_sharded_sweep_equals_one_device_and_goes_on_after_a_kill(tmp_path):
-    one = numbers("sweep.py", *FEW, "--devices", 1)
-    many = numbers("sweep.py", *FEW, "--devices", 8, "--picture", tmp_path / "sweep.png")
+    one = here(*FEW, "--devices", 1)
+    many = here(*FEW, "--devices", 8, "--picture", tmp_path / "sweep.png")
     assert (one["runs"], many["devices"], many["steps"]) == (4096, 8, 40)
     assert many["bytes_of_q_on_each_device"] == [many["bytes_of_q"] // 8]
     assert one["bytes_of_q_on_each_device"] == [many["bytes_of_q"]]
@@ -54,7 +64,7 @@ def test_a_sharded_sweep_equals_one_device_and_goes_on_after_a_kill(tmp_path):
     resumed = numbers("sweep.py", *FEW, "--parts", 40, "--devices", 8, "--folder", folder)
     assert 0 < resumed["begun"] < resumed["steps"] == 40
     same(resumed, one)
-    stopped = numbers("sweep.py", *FEW, "--stop-after", 1)  # the control: an earlier end is seen
+    stopped = here(*FEW, "--stop-after", 1)  # the control: an earlier end is seen
     assert stopped["sum"] != one["sum"]
 
 

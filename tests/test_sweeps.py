@@ -134,6 +134,7 @@ def test_eager_calls_are_compiled_once():
     assert batching.primitive._compiled._cache_size() > first  # another shape is seen
 
 
+@pytest.mark.exhaustive
 def test_twice_the_same_is_bitwise_the_same():
     f = jax.jit(lambda x: jax.jvp(value_and_gradient, (x,), (x,)))
     first = f(arguments())
@@ -215,7 +216,7 @@ def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, 
 # What is masked does not exist; every size.
 
 
-@pytest.mark.parametrize("how", ["lengths", "dense"])
+@pytest.mark.parametrize("how", [pytest.param("lengths", marks=pytest.mark.structure), "dense"])
 def test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing_in_any_tile(how):
     """In tiles that are skipped and in tiles that are masked; to second order."""
     keys, queries = ([23, 31, 40], [30, 36]) if how == "lengths" else ([3, 20, 40], [5, 36])

@@ -8,7 +8,6 @@ from _inputs import D, S, T, assert_close, assert_same, normal, pairs, qkv
 from _mask_oracles import k_places, q_places, trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.test_util import check_grads
 
 import jattn
 from jattn import masks, reference
@@ -140,6 +139,7 @@ def test_each_tile_that_is_not_empty_is_visited_once_and_no_other(name, traced):
     assert name == "nothing" or (want == 0).any()
 
 
+@pytest.mark.structure
 def test_a_tile_that_is_skipped_is_not_looked_at():
     """What would be an error of every pair in it, a NaN in its sum, does not come out."""
     q, k, v = qkv(T=41, S=41, dtype=np.float32)
@@ -201,6 +201,7 @@ def test_dropout_does_not_change_the_mean_nor_lse():
     assert_close(lse, np.broadcast_to(want_lse, lse.shape), ulps=8)
 
 
+@pytest.mark.structure
 def test_a_rate_of_zero_drops_nothing():
     q, k, v = qkv(T=19, S=23, dtype=np.float32)
     want = jax.jit(jattn.attention)(q, k, v)
@@ -217,7 +218,7 @@ def test_each_derivative_drops_the_same_weights():
     q, k, _ = qkv(T=T, S=S)
     options = {"dropout_rate": 0.4, "dropout_key": KEY, "tile": (16, 16), "mask": pairs(T=T, S=S)}
     kept = pattern(0.4, T=T, S=S)
-    weights = np.asarray(reference.steps(jnp.asarray(q), jnp.asarray(k), jnp.eye(S), mask=options["mask"])[0].weights)
+    weights = np.asarray(jax.jit(lambda: reference.steps(q, k, np.eye(S), mask=options["mask"])[0].weights)())
     want = np.where(kept > 0, weights / 0.6, 0)
 
     @jax.jit
@@ -228,9 +229,37 @@ def test_each_derivative_drops_the_same_weights():
 
     out, out_dot, dv = of_values(jnp.eye(S))
     assert_close((out, out_dot, dv), (want, want, want.T @ np.eye(T, S)), ulps=32)
-    v = normal(S, 2, seed=3)
-    f = jax.jit(lambda q, k, v: jattn.attention(q, k, v, **options))
-    check_grads(f, (q, k, v), order=2, atol=1e-5, rtol=1e-5, eps=1e-5)
+    x, w = (q, k, normal(S, 2, seed=3)), normal(T, 2, seed=4)
+    x_dot = tuple(normal(*a.shape, seed=5 + i) for i, a in enumerate(x))
+    dot = lambda a, b: sum(jnp.vdot(*ab) for ab in zip(a, b, strict=True))  # noqa: E731
+
+    @jax.jit
+    def orders(x):
+        f = lambda *x: jattn.attention(*x, **options)  # noqa: E731
+        g = lambda *x: jax.vjp(f, *x)[1](w)  # noqa: E731
+        return {
+            "value": f(*x),
+            "gradient": g(*x),
+            "jvp": jax.jvp(f, x, x_dot)[1],
+            "jvp of jvp": jax.jvp(lambda *x: jax.jvp(f, x, x_dot)[1], x, x_dot)[1],
+            "jvp of grad": jax.jvp(g, x, x_dot)[1],
+            "grad of grad": jax.grad(lambda x: dot(g(*x), x_dot))(x),
+        }
+
+    size = 1e-5
+    at, after, before = (orders(tuple(a + h * d for a, d in zip(x, x_dot, strict=True))) for h in (0, size, -size))
+
+    def slope(name):
+        return jax.tree.map(lambda a, b: (np.asarray(a) - np.asarray(b)) / (2 * size), after[name], before[name])
+
+    def close(got, want):
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-7, atol=1e-7), got, want)
+
+    close(at["jvp"], slope("value"))
+    np.testing.assert_allclose(dot(at["gradient"], x_dot), np.vdot(w, slope("value")), rtol=1e-7)
+    close(at["jvp of jvp"], slope("jvp"))
+    for name in ("jvp of grad", "grad of grad"):  # of a loss both are one product with its Hessian
+        close(at[name], slope("gradient"))
 
 
 @pytest.mark.structure
