@@ -449,6 +449,9 @@ plant("a balance that is a sum", "jattn/flow/_measures.py", "return a.T @ a - b.
 plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * A + r * eye) @ reached",
       "reached @ ((1 - r) * A + r * eye)", "flow.py::test_rollout_multiplies_the_layers")
 
+plant("a forward Laplacian without the curvature of its layers", "demos/_laplacians.py", "lap = carried + curved",
+      "lap = carried", "laplacian.py::test_each_way_is_the_trace_of_the_hessian")
+
 # What recipes of real models leave out: test_parity names these.
 
 ZOO = "demos/model_zoo.py"
