@@ -1,8 +1,39 @@
-"""The block state of every tile of a mask: EMPTY, PARTIAL or FULL."""
+"""The block state of every tile of a mask: EMPTY, PARTIAL or FULL; and how many tiles attention computes under it."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+import jattn
 from jattn.masks import Mask, Spans, block_state
+from jattn.scores import Score
+
+
+class Counting(Score):
+    """Leaves a score as it is, and counts the tiles that it is shown."""
+
+    def __init__(self) -> None:
+        self.tiles = 0
+
+    def seen(self, x: np.ndarray) -> np.ndarray:
+        self.tiles += 1
+        return np.zeros_like(x)
+
+    def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct((), score.dtype)
+        return score + jax.pure_callback(self.seen, shape, score[0, 0], vmap_method="sequential")
+
+
+# A value without arrays: all of it is structure.
+jax.tree_util.register_pytree_node(Counting, lambda c: ((), c), lambda c, _: c)
+
+
+def visited(mask: Mask | None, T: int, S: int, tile: tuple[int, int]) -> int:
+    """The tiles that attention computes under a mask, of T queries and S keys at positions 0, 1, 2, …"""
+    counting, (q, k) = Counting(), (jnp.ones((n, 2), jnp.float32) for n in (T, S))
+    at = {} if T == S else {"q_positions": np.arange(T, dtype=np.int32), "k_positions": np.arange(S, dtype=np.int32)}
+    jax.block_until_ready(jattn.attention(q, k, k, mask=mask, score=counting, tile=tile, **at))
+    return counting.tiles
 
 
 def by_the_mask(mask: Mask, length: int, tile: int) -> np.ndarray:

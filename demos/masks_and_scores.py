@@ -11,12 +11,11 @@ import _cli
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _block_states import by_the_mask, by_the_pairs
+from _block_states import by_the_mask, by_the_pairs, visited
 from _sheet import LEARNED, TILE, N, draw, every_mask, every_score
 from rich.console import Console
 
-import jattn
-from jattn import figures, masks, scores
+from jattn import figures, masks
 from jattn.masks import EMPTY, FULL
 
 
@@ -26,39 +25,13 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-class Counting(scores.Score):
-    """Leaves a score as it is, and counts the tiles that it is shown."""
-
-    def __init__(self) -> None:
-        self.tiles = 0
-
-    def seen(self, x: np.ndarray) -> np.ndarray:
-        self.tiles += 1
-        return np.zeros_like(x)
-
-    def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-        shape = jax.ShapeDtypeStruct((), score.dtype)
-        return score + jax.pure_callback(self.seen, shape, score[0, 0], vmap_method="sequential")
-
-
-# A value without arrays: all of it is structure.
-jax.tree_util.register_pytree_node(Counting, lambda c: ((), c), lambda c, _: c)
-
-
-def visited(mask: masks.Mask) -> int:
-    """The tiles that attention computes under a mask."""
-    x, counting = jnp.ones((N, 2), jnp.float32), Counting()
-    jax.block_until_ready(jattn.attention(x, x, x, mask=mask, score=counting, tile=(TILE, TILE)))
-    return counting.tiles
-
-
 def compute(args: argparse.Namespace) -> dict:
     rows = []
     for code, mask in every_mask().items():
         pairs = np.asarray(masks.to_dense(mask, N, N))
         states = by_the_pairs(pairs, TILE)
         rows.append({"mask": code, "pairs": pairs.mean(), "hold": int((states != EMPTY).sum()),
-                     "visited": visited(mask), "whole": int((states == FULL).sum()),
+                     "visited": visited(mask, N, N, (TILE, TILE)), "whole": int((states == FULL).sum()),
                      "told": by_the_mask(mask, N, TILE), "dense": pairs})  # fmt: skip
     at = np.arange(N, dtype=np.int32)
     made = {

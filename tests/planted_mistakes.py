@@ -259,15 +259,15 @@ plant("a tile too many", BY_POSITION, "block_state(q.highest >= k.lowest,", "blo
       f"{EXACT}[causal]")
 plant("a window that rules out the tile at its end", BY_POSITION, "some, every = q.lowest - k.highest <= self.left,",
       "some, every = q.lowest - k.highest < self.left,", f"{EXACT}[window]")
-plant("a dilated mask that misses the farthest", BY_POSITION, "self.stride >= nearest", "self.stride > nearest",
-      f"{EXACT}[dilated]")
-plant("blocks counted without the corner", BY_POSITION, "- sums[b, c] + sums[a, c]", "- sums[b, c]",
+plant("a dilated mask that misses the farthest", "jattn/masks/_strided.py", "self.stride >= nearest",
+      "self.stride > nearest", f"{EXACT}[dilated]")
+plant("blocks counted without the corner", "jattn/masks/_blocks.py", "- sums[b, c] + sums[a, c]", "- sums[b, c]",
       f"{EXACT}[blocks at random]")
 plant("bits of ids that all rows have", BY_ROW, "jnp.bitwise_or.reduce", "jnp.bitwise_and.reduce", f"{EXACT}[segments]",
       f"{EXACT}[segments in no order]")
 plant("sinks that stand after the query", BY_POSITION, "return (k.positions < self.n) & (k.positions <= q.positions)",
       "return k.positions < self.n", BOOLEANS)
-plant("a strided tile without the key beyond the local ones", BY_POSITION, "reach = self.local + 1 if",
+plant("a strided tile without the key beyond the local ones", "jattn/masks/_strided.py", "reach = self.local + 1 if",
       "reach = self.local if", f"{EXACT}[strided, one more]")
 plant("a sequence without keys taken for one with some", BY_ROW, "& (jnp.diff(self._of_keys) > 0)",
       "| (jnp.diff(self._of_keys) > 0)", f"{EXACT}[ragged, both]")
@@ -450,6 +450,9 @@ plant("a balance that is a sum", "jattn/flow/_measures.py", "return a.T @ a - b.
       "flow.py::test_gradient_descent_moves_the_balance_exactly_as_predicted_and_others_do_not")
 plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * A + r * eye) @ reached",
       "reached @ ((1 - r) * A + r * eye)", "flow.py::test_rollout_multiplies_the_layers")
+
+plant("a forward Laplacian without the curvature of its layers", "demos/_laplacians.py", "lap = carried + curved",
+      "lap = carried", "laplacian.py::test_each_way_is_the_trace_of_the_hessian")
 
 # What recipes of real models leave out: test_parity names these.
 

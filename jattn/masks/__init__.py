@@ -37,22 +37,13 @@ Documents that are packed into one row, each causal, are a composition:
 """
 
 from jattn.masks._algebra import EMPTY, FULL, PARTIAL, Mask, Rows, Spans, TileAxis, block_state
-from jattn.masks._by_position import (
-    blocks,
-    causal,
-    chunked,
-    dilated,
-    empty,
-    full,
-    prefix,
-    sinks,
-    strided,
-    window,
-)
+from jattn.masks._blocks import blocks, chunked
+from jattn.masks._by_position import causal, empty, full, prefix, sinks, window
 from jattn.masks._by_row import dense, lengths, ragged, segments
 from jattn.masks._chosen import chosen_blocks
 from jattn.masks._dense_form import picture, to_dense
 from jattn.masks._neighbourhood import neighbourhood
+from jattn.masks._strided import dilated, strided
 from jattn.masks._tree import tree
 from jattn.masks._where import where
 
