@@ -81,7 +81,7 @@ def statistics(
       >>> import jax
       >>> q, k = 40 * jax.random.normal(jax.random.key(0), (2, 3, 7, 4))
       >>> largest = jax.vmap(lambda q, k: jattn.statistics(q, k).max_logit.max())
-      >>> factor = jnp.sqrt(jnp.minimum(1, 100 / largest(q, k)))[:, None, None]
+      >>> factor = jnp.sqrt(100 / jnp.maximum(100, largest(q, k)))[:, None, None]
       >>> print((largest(q, k) > 100).all(), largest(factor * q, factor * k).round())
       True [100. 100. 100.]
     """

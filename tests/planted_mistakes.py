@@ -119,6 +119,10 @@ plant("equal logits in the order of the visits", PER_QUERY, "dimension=1, num_ke
 plant("a best key without the gradient of its bias", PER_QUERY, "_entries(x.bias, rows, at)",
       "jax.lax.stop_gradient(_entries(x.bias, rows, at))",
       "per_query.py::test_each_example_has_groups_a_mask_and_a_score_of_its_own")
+plant("QK-clip by the share, not by its root", "demos/_qk_training.py",
+      "jnp.sqrt(jnp.where(max_logit >= threshold, threshold / above, 1))",
+      "jnp.where(max_logit >= threshold, threshold / above, 1)",
+      "qk_clip.py::test_the_clip_brings_each_head_to_the_threshold_and_leaves_the_others")
 plant("a block that is chosen twice counted twice", "jattn/masks/_chosen.py",
       "distinct = jnp.where(again, -1, ordered)", "distinct = ordered", EXACT + "[chosen blocks]")
 plant("a block of queries too few", "jattn/masks/_chosen.py", "q.highest // self.q_size + 1",
