@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly mistakes core nightly constraints browser \
-        bench measure compile compile-all compilers check lint clean
+        bench measure compile compile-all compilers check docs site lint clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -30,6 +30,7 @@ help:
 	@echo "make test-newest    the engine, on the newest Python and JAX that can be had"
 	@echo "make bench   times and memory beside PyTorch, jax.nn, flax and tokamax"
 	@echo "make compile   what the compilers of TPU and GPU say, without a device; make compile-all for all of it"
+	@echo "make docs    the site, in build/docs"
 	@echo "make check   format, lint and types, then make test"
 	@echo "make clean   remove the environment and what the demos left"
 
@@ -115,6 +116,14 @@ lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
+
+# The site, from docs/ and the docstrings, in an environment of its own; no network is asked for what it shows.
+docs:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-docs SIZE="0.5 GB" site
+
+site: $(VENV)/.ready-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
+	@$(BIN)/python docs/_check.py build/docs
 
 # In an environment of its own, beside the peers. Where pip finds a CUDA build of torch first, point it at a CPU build.
 bench:
