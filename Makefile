@@ -10,10 +10,24 @@ BIN    := $(VENV)/bin
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
 DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text \
           masks_and_scores every_derivative bank_page
-# What a new JAX may break: the engine, masks, scores, sharding, cache and flow, its debugging modes, and what holds of
-# the whole package.
+# What a new JAX may break: the engine, masks, scores, sharding, cache and flow, and what holds of the whole package; of
+# what is compiled for several devices, the debugging modes, exports and kernels, what is not a variant of another.
 CORE   := reference softmax partials masks scores positions tiles one_head batching visits many_heads heads cache sharding \
-          sharding_programs flow floors public messages jax_names modes export determinism kernels kernels_gpu
+          flow floors public messages jax_names
+EVERYTHING := test_the_kernels_are_the_definition_and_its_derivatives[everything]
+PLAN   := test_the_plan_is_what_is_compiled
+OF     := transforms::test_every_transform_is_that_of_the_definition[everything] \
+          $(addprefix sharding_programs::, $(PLAN)[ring-packed-] $(PLAN)[all_to_all-packed-] $(PLAN)[gather-packed-] \
+            $(PLAN)[ring_all_to_all-around-] $(PLAN)[tree-causal-Hkv-dtype] \
+            test_a_replicated_operand_of_a_branch_that_some_devices_take_is_waited_for \
+            test_sharded_batch_and_heads_need_no_collective test_a_mapped_scheme_is_the_scheme_of_each) \
+          $(addprefix modes::, test_no_tracer_outlives_a_shard_map test_no_program_keeps_an_array_that_a_score_captured_alive \
+            test_no_rank_and_no_dtype_is_promoted test_a_second_call_compiles_nothing test_donated_buffers_are_used \
+            test_ahead_of_time test_a_policy_by_name_attends_once test_an_eager_call_moves_nothing_unasked) \
+          export::test_a_gradient_for_several_platforms_runs_here \
+          $(addprefix kernels::, $(EVERYTHING) test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two \
+            test_one_exported_program_holds_the_form_of_each_platform \
+            test_each_stop_of_a_ring_runs_as_a_kernel_of_its_device) kernels_gpu::$(EVERYTHING)
 # The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.
 LOWEST ?= $(shell command -v python3.11 || echo $(PYTHON))
 NIGHTLY := https://us-python.pkg.dev/ml-oss-artifacts-published/jax-public-nightly-artifacts-registry/simple/
@@ -80,7 +94,7 @@ test-newest:
 
 core: $(VENV)/.ready-dev
 	@$(BIN)/python -c 'import jax, platform; print("Python", platform.python_version(), "jax", jax.__version__)'
-	@$(PYTEST) $(CORE:%=tests/test_%.py)
+	@$(PYTEST) $(CORE:%=tests/test_%.py) $(foreach of,$(OF),'tests/test_$(subst ::,.py::,$(of))')
 
 test-nightly:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly PYTHON="$(or $(NEWEST),$(PYTHON))" nightly
