@@ -10,10 +10,6 @@ BIN    := $(VENV)/bin
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
 DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text \
           masks_and_scores every_derivative laplacian qk_clip bank_page
-# What a new JAX may break: the engine, masks, scores, sharding, cache and flow, its debugging modes, and what holds of
-# the whole package.
-CORE   := reference softmax partials masks scores positions tiles one_head batching visits many_heads heads cache sharding \
-          sharding_programs flow floors public messages jax_names modes export determinism kernels kernels_gpu
 # The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.
 LOWEST ?= $(shell command -v python3.11 || echo $(PYTHON))
 NIGHTLY := https://us-python.pkg.dev/ml-oss-artifacts-published/jax-public-nightly-artifacts-registry/simple/
@@ -79,9 +75,11 @@ test-newest:
 	@if [ -n "$(NEWEST)" ]; then $(MAKE) --no-print-directory VENV=$(VENV)-newest PYTHON="$(NEWEST)" core; else \
 	echo "make test-newest: not run: no Python newer than 3.11 is here, and what follows JAX 0.10 needs one"; fi
 
+# What a new JAX may break: the engine, masks, scores, sharding, cache and flow, and what holds of the whole package; of
+# what is compiled for several devices, the debugging modes, exports and kernels, what is not a variant of another.
 core: $(VENV)/.ready-dev
 	@$(BIN)/python -c 'import jax, platform; print("Python", platform.python_version(), "jax", jax.__version__)'
-	@$(PYTEST) $(CORE:%=tests/test_%.py)
+	@$(PYTEST) @tests/newest.txt
 
 test-nightly:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly PYTHON="$(or $(NEWEST),$(PYTHON))" nightly

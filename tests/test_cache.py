@@ -191,6 +191,7 @@ def test_nothing_is_compiled_again_from_step_to_step(kind, dtype):
         jax.eval_shape(own, c, *chunks(other[0], np.array([0, 0]), n), other[1])
 
 
+@pytest.mark.structure
 def test_a_score_written_anew_at_each_step_is_the_same_program():
     x = normal(B, Hkv, 1, D, dtype=np.float32)
     c = cache.append(cache.contiguous(B, Hkv, 3, D), x, x)
@@ -422,6 +423,7 @@ def test_a_full_row_keeps_what_it_holds_and_says_so(kind):
     assert np.isfinite(np.asarray(attention(x[:, :, :1], again))[0]).all()
 
 
+@pytest.mark.structure
 def test_a_ring_says_when_a_window_is_gone():
     x = normal(B, Hkv, 5, D, dtype=np.float32)
     c = append(cache.ring(B, Hkv, D, window=3, chunk=2), x, x, lengths=np.array([5, 2]))
@@ -434,6 +436,7 @@ def test_a_ring_says_when_a_window_is_gone():
     assert_close(out[0, :, 3:], want[0, :, 3:], ulps=8)
 
 
+@pytest.mark.structure
 def test_a_row_that_has_ended_is_left_alone():
     """Rows that append nothing are never full and give zeros."""
     x = normal(B, Hkv, 1, D, dtype=np.float32)

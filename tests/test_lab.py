@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import conftest
 import jax
 import numpy as np
 import pytest
@@ -33,9 +34,10 @@ BY_NAME = {f.__name__: f for f in lab.RESULTS}
 def page(pytestconfig):
     """Everything that the demo computes, once, in this process and under strict promotion."""
     with pytest.MonkeyPatch.context() as patch:
-        if not pytestconfig.option.all:  # with no optimisation 6,000 steps of Adam run long, with all they compile long
-            quick = {"static_argnums": 1, "compiler_options": {"xla_backend_optimization_level": 1}}
-            patch.setattr(lab.induction, "trained", jax.jit(lab.induction.trained.__wrapped__, **quick))
+        if not pytestconfig.option.all:
+            # With no optimisation thousands of steps of Adam run long, with all they compile long.
+            patch.setitem(conftest.options, "xla_backend_optimization_level", 1)
+            patch.setattr(lab.induction, "RESTARTS", 0)  # its first models decide
         return cli.evaluate(demo.compute, demo.arguments().parse_args([]))
 
 

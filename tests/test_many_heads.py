@@ -195,6 +195,7 @@ def test_a_mask_may_be_a_value():
     assert_close(f(*x, mask=masks.causal() & length, **places), f(*x, mask=booleans & np.tri(T, S, dtype=bool)), ulps=8)
 
 
+@pytest.mark.structure
 def test_causal_counts_from_the_first_rows_unless_positions_are_given():
     x = batch(np.float32)
     f = jax.jit(lambda *x, **o: jattn.dot_product_attention(*x, is_causal=True, **o))
@@ -204,6 +205,7 @@ def test_causal_counts_from_the_first_rows_unless_positions_are_given():
     assert_close(last, want, ulps=32)
 
 
+@pytest.mark.structure
 def test_a_sink_for_all_heads_or_one_a_head():
     x = batch(np.float32)
     f = jax.jit(jattn.dot_product_attention)
@@ -214,6 +216,7 @@ def test_a_sink_for_all_heads_or_one_a_head():
     assert_close(f(*x, sink=sinks)[:, :, 3:], one, ulps=8)
 
 
+@pytest.mark.structure
 def test_it_may_be_mapped_further():
     x = tuple(np.stack([a, a[::-1]]) for a in batch(np.float32))
     got = jax.jit(jax.vmap(jattn.dot_product_attention))(*x)
@@ -240,6 +243,7 @@ def test_half_precision_is_rounded_once(dtype):
 # Where it differs from jax.nn.
 
 
+@pytest.mark.structure
 def test_a_query_without_keys_gives_zeros_where_jax_nn_gives_a_mean():
     x = batch(np.float32)
     mask = allowed(1, 1, T, S)
@@ -273,6 +277,7 @@ def test_a_nan_behind_the_lengths_stays_there_where_in_jax_nn_it_spreads():
     assert np.isnan(run(jax.nn.dot_product_attention, dirty)[0])
 
 
+@pytest.mark.structure
 def test_the_residual_has_its_gradient_where_jax_nn_stops_it():
     x = batch(np.float32)
 

@@ -79,9 +79,16 @@ TRANSFORMS = {
 
 @structure
 @pytest.mark.usefixtures("x64")
-def test_without_jit_the_results_are_those_of_the_program():
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("value", "grad", "jvp", "jvp of grad", "grad of grad"),
+        pytest.param(("vmap", "vmap of grad"), marks=pytest.mark.exhaustive),  # the heads below are mapped
+    ],
+    ids=["plain", "mapped"],
+)
+def test_without_jit_the_results_are_those_of_the_program(names):
     x = arguments(np.float64)
-    names = ("value", "grad", "jvp", "jvp of grad", "grad of grad", "vmap")
     every = lambda x: {name: TRANSFORMS[name](x) for name in names}  # noqa: E731
     want = jax.jit(every)(x)
     with jax.disable_jit():

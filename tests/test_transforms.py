@@ -481,19 +481,19 @@ def test_nested_maps_with_heads_that_share_their_keys():
     ("seen", "dtype", "of_values", "of_gradients"),
     [
         ("all", jnp.float16, 0.75, 1),
-        ("all", jnp.float32, 8, 8),
         ("causal", jnp.bfloat16, 0.75, 1),
         ("causal", jnp.float32, 8, 8),
-        ("bias", jnp.float16, 0.75, 1),
         ("bias", jnp.bfloat16, 0.75, 1),
         ("bias", jnp.float64, 8, 8),
         *(
             pytest.param(*of, marks=pytest.mark.exhaustive)
             for of in [
                 ("all", jnp.bfloat16, 0.75, 1),
+                ("all", jnp.float32, 8, 8),
                 ("all", jnp.float64, 8, 8),
                 ("causal", jnp.float16, 0.75, 1),
                 ("causal", jnp.float64, 8, 8),
+                ("bias", jnp.float16, 0.75, 1),
                 ("bias", jnp.float32, 8, 8),
             ]
         ),
