@@ -9,7 +9,7 @@ SIZE   := 0.9 GB for the demos and 2.3 GB for the tests
 BIN    := $(VENV)/bin
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
 DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text \
-          masks_and_scores every_derivative laplacian bank_page
+          masks_and_scores every_derivative laplacian learns_which_blocks bank_page
 # What a new JAX may break: the engine, masks, scores, sharding, cache and flow, its debugging modes, and what holds of
 # the whole package.
 CORE   := reference softmax partials masks scores positions tiles one_head batching visits many_heads heads cache sharding \
