@@ -28,12 +28,18 @@ class Counting(Score):
 jax.tree_util.register_pytree_node(Counting, lambda c: ((), c), lambda c, _: c)
 
 
-def visited(mask: Mask | None, T: int, S: int, tile: tuple[int, int]) -> int:
-    """The tiles that attention computes under a mask, of T queries and S keys at positions 0, 1, 2, …"""
+def visited(given: list[Mask], T: int, S: int, tile: tuple[int, int]) -> list[int]:
+    """The tiles that attention computes under each mask, all of one structure, of T queries and S keys at 0, 1, 2, …"""
     counting, (q, k) = Counting(), (jnp.ones((n, 2), jnp.float32) for n in (T, S))
     at = {} if T == S else {"q_positions": np.arange(T, dtype=np.int32), "k_positions": np.arange(S, dtype=np.int32)}
-    jax.block_until_ready(jattn.attention(q, k, k, mask=mask, score=counting, tile=tile, **at))
-    return counting.tiles
+    attend = jax.jit(lambda mask: jattn.attention(q, k, k, mask=mask, score=counting, tile=tile, **at))
+
+    def count(mask: Mask) -> int:
+        before = counting.tiles
+        jax.block_until_ready(attend(mask))
+        return counting.tiles - before
+
+    return [count(mask) for mask in given]
 
 
 def by_the_mask(mask: Mask, length: int, tile: int) -> np.ndarray:

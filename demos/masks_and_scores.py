@@ -31,7 +31,7 @@ def compute(args: argparse.Namespace) -> dict:
         pairs = np.asarray(masks.to_dense(mask, N, N))
         states = by_the_pairs(pairs, TILE)
         rows.append({"mask": code, "pairs": pairs.mean(), "hold": int((states != EMPTY).sum()),
-                     "visited": visited(mask, N, N, (TILE, TILE)), "whole": int((states == FULL).sum()),
+                     "visited": visited([mask], N, N, (TILE, TILE))[0], "whole": int((states == FULL).sum()),
                      "told": by_the_mask(mask, N, TILE), "dense": pairs})  # fmt: skip
     at = np.arange(N, dtype=np.int32)
     made = {

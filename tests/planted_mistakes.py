@@ -458,6 +458,10 @@ plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * 
 plant("a forward Laplacian without the curvature of its layers", "demos/_laplacians.py", "lap = carried + curved",
       "lap = carried", "laplacian.py::test_each_way_is_the_trace_of_the_hessian")
 
+plant("attention that learns from its indexer", "demos/_indexer.py", "q, k = jax.lax.stop_gradient((text.asked @",
+      "q, k = ((text.asked @",
+      "learns_which_blocks.py::test_the_indexer_learns_from_the_attention_and_leaves_it_alone")
+
 # What recipes of real models leave out: test_parity names these.
 
 ZOO = "demos/model_zoo.py"
