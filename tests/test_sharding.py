@@ -297,3 +297,35 @@ def test_a_merged_entropy_is_known_as_well_as_the_log_sum_exps():
     q[:, 0], k[:, 0] = 1, 2.0**30  # each logit 2³⁰ / √5
     found, _ = on_devices(measured_arguments(q=q, k=k, own=LOW, sink=LOW))
     np.testing.assert_allclose(found.effective_keys, Q_AT + 1, rtol=1e-6)
+
+
+def test_merging_statistics_sends_what_its_docstring_says():
+    def numbers(f, *x):
+        found = jax.make_jaxpr(f, axis_env=[("seq", DEVICES)])(*x).jaxpr.eqns
+        sent = [e for e in found if e.primitive.name.startswith(("psum", "pmax", "pmin"))]
+        return sum(v.aval.size for e in sent for v in e.invars)
+
+    own = jattn.Statistics(*[jnp.zeros((H, ASKED))] * 6, jnp.zeros((H, ASKED, G)))
+    assert numbers(lambda x: sharding.merge_statistics(x, axis_name="seq"), own) == H * ASKED * (G + 10)
+    assert numbers(lambda x: jax.lax.psum(x, "seq"), jnp.zeros(3)) == 3  # the control
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_partial_that_all_devices_share_has_its_whole_gradient_where_it_is_merged():
+    shared, own = ((normal(n, Dv, seed=n), normal(n, seed=n + 1)) for n in (ASKED, ASKED * DEVICES))
+    by = jnp.cos(jnp.arange(Dv, dtype=jnp.float64))[None]
+
+    def loss(shared, own):
+        out, lse = jattn.merge(shared, own)
+        return jnp.sum(jnp.sin(out) * by) + jnp.sum(jnp.sin(lse))
+
+    def on_devices(shared, own):
+        f = lambda shared, own: jax.lax.psum(loss(shared, own), "seq")  # noqa: E731
+        return jax.shard_map(f, mesh=mesh_of(DEVICES, "seq"), in_specs=(P(), P("seq")), out_specs=P())(shared, own)
+
+    def at_once(shared, own):
+        return loss(tuple(jnp.tile(x, (DEVICES,) + (1,) * (x.ndim - 1)) for x in shared), own)
+
+    x = jax.tree.map(jnp.asarray, (shared, own))
+    got, want = (jax.jit(jax.value_and_grad(f, (0, 1)))(*x) for f in (on_devices, at_once))
+    assert off(got, want) <= BOUND

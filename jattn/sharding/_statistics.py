@@ -40,8 +40,8 @@ def merge_statistics(found: Statistics, *, axis_name: Any, sink: Any = None) -> 
     Raises:
       TypeError, ValueError: axis_name is not bound; found are not Statistics; sink does not fit.
 
-    Memory: as its inputs. Sends two maxima and two sums over the devices, of *B · T · (G + 8) numbers in all; nothing
-      of the size of q or k. Where the queries are sharded like the keys, gather them first, as the example does.
+    Memory: as its inputs. Sends maxima and sums over the devices, of *B · T · (G + 10) numbers in all; nothing of the
+      size of q or k. Where the queries are sharded like the keys, gather them first, as the example does.
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3, for the weights;
       Shannon 1948, "A mathematical theory of communication", section 6, property 3: a choice in two steps.
