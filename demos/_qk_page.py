@@ -81,6 +81,6 @@ def verdicts(r: dict) -> list[str]:
         f"{of['small_helped']} of {n}, by {small['unclipped'] - small['clipped']:.3f} in the mean.",
         "Not shown: that a large logit is the cause, and not a companion. That the clip alone changes the end says "
         "that the size of W_q and W_k matters; it does not say by what way.",
-        f"The price of looking: the statistics of 4,096 queries and keys take {mega['statistics']} of temporaries, the "
-        f"dense form {mega['reference']} (as XLA plans them; the dense form was compiled and not run).",
+        f"The price of looking: the statistics of {r['long']:,} queries and keys take {mega['statistics']} of "
+        f"temporaries, the dense form {mega['reference']} (as XLA plans them; the dense form was compiled and not run).",
     ]

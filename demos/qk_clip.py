@@ -91,7 +91,7 @@ def compute(args: argparse.Namespace) -> dict:
         "series": series(large, args.epochs),
         "end": {n: dict(zip(RUNS, by_epoch(s.loss, args.epochs)[..., -1], strict=True)) for n, s in seen.items()},
         "first_over": [first(row) for row in over["large"][0]], "first_apart": [first(row) for row in differ],
-        "acted": {name: x[1].mean() for name, x in over.items()}, "bytes": bytes_taken,
+        "acted": {name: x[1].mean() for name, x in over.items()}, "bytes": bytes_taken, "long": LONG,
     }  # fmt: skip
     picture = args.out / "qk_clip"
     results["pictures"] = _cli.save(args.out, lambda: figures.save(draw(results), picture))

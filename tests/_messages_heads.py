@@ -71,6 +71,14 @@ HEADS = [
     (lambda: heads.latent_absorbed(LATENT, ones(2, T, 8), rope=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
 ]  # fmt: skip
 
+
+def measured(**options):
+    return lambda: _attend.measure_heads(ones(T, 4, 6), ones(S, 2, 6), **({"rows": ()} | options))
+
+
 HOSTS = [
+    (measured(local_window_size=3), TypeError, "hosts: each option of what is measured must be known, got option local_window_size. Measured are heads that share score, sink, scale, q_positions, k_positions; say lengths and windows with jattn.masks."),
+    (measured(rows=ones(2)), TypeError, "hosts: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
+    (measured(rows=ones(2, 2, dtype=np.int32)), ValueError, "hosts: rows must have the axes [R], got rows [2, 2]. Pass a list of row numbers, as in rows=jax.numpy.array([2])."),
     (lambda: _attend.host("abacus"), ImportError, "hosts: abacus must be installed for jattn.hosts.abacus, got abacus not found. Run pip install 'jattn[hosts]'."),
 ]  # fmt: skip

@@ -62,6 +62,21 @@ def explicit():
         jattn.attention(x, x, x)
 
 
+def merged(found=None, **given):
+    """Of the two pieces of one device."""
+
+    def call():
+        x = jattn.statistics(ones(T, D), ones(T, D)) if found is None else found
+        x_2 = jax.tree.map(lambda a: jnp.stack([a, a]), x)
+        try:
+            jax.vmap(lambda x: sharding.merge_statistics(x, **({"axis_name": "seq"} | given)), axis_name="seq")(x_2)
+        except Exception as refusal:
+            refusal.__notes__ = []  # JAX adds a line of its own
+            raise
+
+    return call
+
+
 LOCAL = "Pass the local blocks that jax.shard_map hands its function, all three with the same batch axes."
 BOUND = "Call it inside jax.shard_map over a mesh with this axis, or use jattn.sharding.attention, which does."
 STAND = "A block does not know where it stands: shard jax.numpy.arange(T) like q and pass the local piece, or pass the whole order as a NumPy array."
@@ -88,6 +103,9 @@ SHARDING = [
     (inside("tree"), ValueError, "tree: q must be the same on every device of the axis, got q varying along 'seq'. Leave the axis out of its spec; for queries that are sharded like the keys use ring."),
     (inside("ring_all_to_all"), TypeError, "ring_all_to_all: axis_name must be a pair of mesh axes, got axis_name 'seq'. Name the axis of the ring and the axis of the heads, in this order."),
     (inside("all_to_all", q=ones(1, T, 3, D), k=ones(1, T, 3, D), v=ones(1, T, 3, Dv)), ValueError, "all_to_all: the heads must divide evenly: H a multiple of the devices, and Hkv one, or the devices one of Hkv, got H 3 and Hkv 3 and devices 2. Use ring or gather, which take any number of heads, or fewer devices along this axis."),
+    (merged(axis_name="rows"), ValueError, f"merge_statistics: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'rows'. {BOUND}"),
+    (merged(found=(ones(T), ones(T))), TypeError, "merge_statistics: found must be Statistics, got found of type tuple. Pass what jattn.statistics returns."),
+    (merged(sink=ones(3)), ValueError, "merge_statistics: sink must broadcast to [*B, T], got sink [3]. Give each axis its full length or 1: [*B, T] is [8] here."),
     (over(scale=float("nan")), ValueError, "attention: scale must be finite, got scale nan. Leave it out for 1/√D."),
     (over(spec=P(None, "seq", None, None)), ValueError, "attention: spec must have at most the axes [*B, T, H], got spec P(None, 'seq', None, None) and q [1, 8, 4, 5]. Name a mesh axis for each that is sharded, as in P('data', 'seq', 'heads')."),
     (over(q=ones(1, 13, H, D)), ValueError, "attention: T must be a multiple of the devices along it, got q [1, 13, 4, 5] and devices 8. Pad q by 3 rows at positions that no other row attends, and drop these of the result."),

@@ -442,6 +442,24 @@ plant("partials of a tree merged without lse", PARTIALS, "w = jnp.exp(lse - top)
 plant("the sink of a tree on every device", PARTIALS, "total + jnp.exp(sink - top)",
       "total + jax.lax.axis_size(axis_name) * jnp.exp(sink - top)", ONE_OF_TREE)
 plant("cotangents of keys that do not go home", RING, "self.ring.return_home(x) if w else x", "x", ALIBI)
+MERGED = "sharding.py::test_the_statistics_of_the_keys_of_devices_merge_into_those_of_all_keys"
+OF_PIECES = "jattn/sharding/_statistics.py"
+plant("an entropy without that of which device has the key", OF_PIECES,
+      "found.entropy + (top - keys) + jnp.log(total)", "found.entropy", MERGED)
+plant("the sinks of devices taken for keys", OF_PIECES, "jnp.where(found.sink_weight == 0, lse,",
+      "jnp.where(found.sink_weight < 2, lse,", MERGED)
+plant("the largest logit of every device that has it", OF_PIECES, "(here == first) | jnp.isnan(x)",
+      "largest | jnp.isnan(x)",
+      "sharding.py::test_of_equal_maxima_on_several_devices_the_first_has_the_derivative_and_a_nan_is_kept")
+plant("the gradient of a sink that all devices share from one of them", "jattn/_numerics.py",
+      "below_p.bind(*_varying_alike(x, top))", "below_p.bind(x, top)",
+      "sharding.py::test_a_partial_that_all_devices_share_has_its_whole_gradient_where_it_is_merged")
+plant("other rows than were chosen", "jattn/hosts/_attend.py", "weights_of(q, k, found.lse, rows,",
+      "weights_of(q, k, found.lse, rows + 1,",
+      "hosts.py::test_flax_keeps_statistics_and_the_weights_of_chosen_rows[each]")
+plant("a bias of one example for all", "jattn/hosts/_attend.py", "own = {name: x[0] if x.shape[0] == 1 else x for",
+      "own = {name: x[:1] if x.shape[0] == 1 else x for",
+      "hosts.py::test_flax_keeps_statistics_and_the_weights_of_chosen_rows[one for all]")
 plant("two partials of a ring joined without their sums", PARTIALS, SHARES, SHARES.replace(" + x[2]", ""), ALIBI)
 
 # The study of gradients.

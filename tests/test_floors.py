@@ -81,7 +81,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     "page": [["_document"]],
     "positions": [["_angles", "_frequencies"], ["_rotary", "_scalings"]],
     "scores": [["_pointwise"], ["_relative"]],
-    "sharding": [["_blocks", "_ring"], ["_exchange"], ["_schemes"], ["_mesh"], ["_plan"]],
+    "sharding": [["_blocks", "_ring"], ["_exchange", "_statistics"], ["_schemes"], ["_mesh"], ["_plan"]],
 }
 PACKAGE = Path(jattn.__file__).parent
 

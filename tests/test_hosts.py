@@ -283,6 +283,131 @@ def test_the_signature_of_transformers_has_sinks_position_biases_and_dropout():
     assert np.abs(dropped - attention_interface(None, q, k, v, None)[0]).max() > 1e-3
 
 
+# What is measured of each head
+
+
+def dense_logits(query, key, bias, allowed, scale):
+    """[*B, N, T, S], each key head repeated."""
+    key = jnp.repeat(key, query.shape[-2] // key.shape[-2], -2)
+    logits = jnp.einsum("...tnh,...snh->...nts", query, key) * scale + bias
+    return jnp.where(allowed, logits, -jnp.inf)
+
+
+def of_logits(logits):
+    """The largest logit and the entropy of each query that may attend a key, and the weights."""
+    weights = jax.nn.softmax(logits, -1)
+    return logits.max(-1), -jax.scipy.special.xlogy(weights, weights).sum(-1), weights
+
+
+def assert_measured(found, weights, logits, rows, **how):
+    max_logit, entropy, every = of_logits(logits)
+    for got, want in ((found.max_logit, max_logit), (found.entropy, entropy), (weights, every[..., rows, :])):
+        near(got, want, **how)
+
+
+ROWS = np.array([0, 4], np.int32)
+
+
+@pytest.mark.parametrize("shape", ["one for all", "a head", "each"])
+def test_flax_keeps_statistics_and_the_weights_of_chosen_rows(shape):
+    from jattn.hosts.flax import attention_fn
+
+    query, key, value = normal(2, 3, T, 4, D, dtype=np.float32), *normal(2, 2, 3, S, 2, D, dtype=np.float32)
+    axes = {"one for all": (1, 1, 1), "a head": (1, 1, 4), "each": (2, 3, 4)}[shape]
+    mask = (normal(*axes, T, S) > 0) | (np.arange(S) == 0)
+    bias = (
+        normal(*axes[::-1], 1, S, seed=3, dtype=np.float32)
+        if shape == "one for all"
+        else np.zeros((1, 1, 1, 1, 1), np.float32)
+    )
+    kept = {}
+    module = types.SimpleNamespace(sow=lambda kind, name, x: kept.update({(kind, name): x}))
+
+    @partial(jax.jit, static_argnames="causal")
+    def keep(query, key, value, causal):
+        kept.clear()
+        f = partial(attention_fn, rows=ROWS, statistics=True)
+        f(query, key, value, bias, mask, is_causal=causal, module=module)
+        return dict(kept)
+
+    for causal in (False, True)[: 2 if shape == "each" else 1]:
+        found = keep(query, key, value, causal)
+        assert {*found} == {("intermediates", f"attention_{name}") for name in ("statistics", "weights")}
+        allowed = mask & (np.tri(T, S, dtype=bool) | (not causal))
+        logits = dense_logits(query, key, bias, allowed, np.float32(D**-0.5))
+        assert_measured(found["intermediates", "attention_statistics"], found["intermediates", "attention_weights"],
+                        logits, ROWS)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Using:DeprecationWarning")  # flax says so of its own sow too
+def test_layers_of_flax_keep_what_is_measured_where_they_are_asked():
+    import flax.linen as nn
+    from flax import nnx
+
+    from jattn.hosts.flax import attention_fn
+
+    x = normal(B, T, E, dtype=np.float32)
+    f = partial(attention_fn, rows=ROWS, statistics=True)
+    layer = nn.MultiHeadDotProductAttention(H, qkv_features=E, attention_fn=f)
+    params = jax.jit(layer.init)(jax.random.key(0), x)
+
+    @jax.jit
+    def both(params, x):
+        return [layer.apply(params, x, sow_weights=asked, mutable=["intermediates"]) for asked in (True, False)]
+
+    (out, kept), (plain, none) = both(params, x)
+    kept = kept["intermediates"]
+    assert {name: jax.tree.leaves(a)[0].shape for name, a in kept.items()} == {
+        "attention_statistics": (B, H, T), "attention_weights": (B, H, len(ROWS), T)
+    }  # fmt: skip
+    near(out, plain)
+    assert "intermediates" not in none
+    f = partial(attention_fn, rows=(), statistics=True)
+    layer = nnx.MultiHeadAttention(H, E, decode=False, rngs=nnx.Rngs(0), attention_fn=f)
+    graph, state = nnx.split(layer)
+
+    @jax.jit
+    def kept_by(state, x):
+        layer = nnx.merge(graph, state)
+        layer(x, sow_weights=True)
+        return nnx.pop(layer, nnx.Intermediate)
+
+    assert {*kept_by(state, x)} == {"attention_statistics"}
+
+
+@pytest.mark.parametrize("name", ["equinox", "haiku"])
+def test_a_layer_returns_what_is_measured_of_each_head(name):
+    more = {"mask": masks.causal(), "scale": 0.3, "sink": 0.5, "tile": (16, 16)}
+    if name == "equinox":
+        from jattn.hosts.equinox import MultiheadAttention
+
+        layer = MultiheadAttention(H, E, key=jax.random.key(0))
+        x = normal(T, E, dtype=np.float32)
+        run = lambda x: (layer(x, x, x, **more), layer(x, x, x, measure=ROWS, **more))  # noqa: E731
+        out, (got, (found, weights)) = jax.jit(run)(x)
+        q, k = (jax.vmap(f)(x).reshape(T, H, -1) for f in (layer.query_proj, layer.key_proj))
+    else:
+        import haiku as hk
+
+        from jattn.hosts.haiku import MultiHeadAttention
+
+        x = normal(B, T, E, dtype=np.float32)
+        draw = hk.initializers.VarianceScaling(1.0)
+        of = lambda measure: hk.without_apply_rng(  # noqa: E731
+            hk.transform(lambda x: MultiHeadAttention(H, D, w_init=draw)(x, x, x, measure=measure, **more))
+        )
+        params = jax.jit(of(None).init)(jax.random.key(0), x)
+        out, (got, (found, weights)) = jax.jit(lambda p, x: [of(m).apply(p, x) for m in (None, ROWS)])(params, x)
+        q, k = ((x @ params[f"multi_head_attention/{side}"]["w"]).reshape(B, T, H, D) for side in ("query", "key"))
+    near(got, out)
+    logits = dense_logits(q, k, np.float32(0), CAUSAL, np.float32(0.3))
+    lse = jnp.logaddexp(jax.nn.logsumexp(logits, -1), np.float32(0.5))
+    near(found.lse, lse)
+    near(found.sink_weight, jnp.exp(np.float32(0.5) - lse))
+    near(weights, jnp.exp(logits - lse[..., None])[..., ROWS, :])
+    near(found.entropy, of_logits(logits)[1])
+
+
 # What is not there
 
 

@@ -168,3 +168,164 @@ def test_a_scheme_equals_one_device(case):
     if case is CASES[0]:  # the control: one key moved by a billionth is seen
         x[1][0, 0, 0, 0] += 1e-9
         assert off(orders_of_definition(definition, x, x_dot)[0][0], value) > BOUND
+
+
+# What is measured of each query, over the keys of all devices
+
+ASKED, OWN, G, DEVICES = 7, 3, 2, 8
+GROUPS = np.arange(OWN * DEVICES, dtype=np.int32) % (G + 1) - 1  # a third of the keys in none
+Q_AT = np.arange(ASKED, dtype=np.int32) * 4 - 1
+"""The first query may attend no key, and most no key of the last devices."""
+
+
+def measured_on_devices(q, k, own_sink, sink):
+    """Of every query and the keys of each device, and then of all; `own_sink` is a sink of each device."""
+
+    def here(q, k, groups, at):
+        options = {"mask": masks.causal(), "q_positions": Q_AT, "k_positions": at}
+        own = jattn.statistics(q, k, sink=own_sink, groups=groups, num_groups=G, **options)
+        return sharding.merge_statistics(own, axis_name="seq", sink=sink)
+
+    specs = (P(), P("seq"), P("seq"), P("seq"))
+    f = jax.shard_map(here, mesh=mesh_of(DEVICES, "seq"), in_specs=specs, out_specs=P())
+    return f(q, k, GROUPS, np.arange(len(k), dtype=np.int32))
+
+
+def measured_in_pieces(q, k, own_sink, sink):
+    """The keys of one device in as many pieces, under a vmap that names its axis; of each, the definition."""
+
+    def here(k, groups, at):
+        own = jattn.reference.statistics(
+            q, k, mask=Q_AT[:, None] >= at[None], sink=own_sink, groups=groups, num_groups=G
+        )
+        return sharding.merge_statistics(own, axis_name="seq", sink=sink)
+
+    x = (k, GROUPS, np.arange(len(k), dtype=np.int32))
+    f = jax.vmap(here, out_axes=None, axis_name="seq")
+    return f(*(a.reshape(DEVICES, OWN, *a.shape[1:]) for a in x))
+
+
+def measured_at_once(q, k, own_sink, sink):
+    sink = jnp.logaddexp(sink, own_sink + jnp.log(jnp.asarray(DEVICES, q.dtype)))
+    at = np.arange(len(k), dtype=np.int32)
+    mask = masks.to_dense(masks.causal(), len(q), len(k), q_positions=Q_AT, k_positions=at)
+    return jattn.reference.statistics(q, k, mask=mask, sink=sink, groups=GROUPS, num_groups=G)
+
+
+def first_of(f):
+    """x → (statistics, gradient); −∞ has no part in the loss."""
+
+    def loss(x):
+        found = f(*x)
+        finite = [jnp.where(jnp.isfinite(a), a, 0) for a in found]
+        return loss_and_value(lambda _: finite, [None])[0], found
+
+    def first_order(x):
+        gradient, found = jax.grad(loss, has_aux=True)(x)
+        return found, gradient
+
+    return first_order
+
+
+def second_of(f):
+    """(x, x_dot) → (statistics, gradient), and the tangent of the gradient."""
+    first_order = first_of(f)
+    return lambda x, x_dot: (first_order(x), jax.jvp(lambda x: first_order(x)[1], (x,), (x_dot,))[1])
+
+
+on_devices, at_once = (jax.jit(first_of(f)) for f in (measured_on_devices, measured_at_once))
+
+
+def measured_arguments(**given):
+    x = {"q": normal(ASKED, 5), "k": normal(DEVICES * OWN, 5, seed=1), "own": LOW,
+         "sink": normal(ASKED, seed=2)} | given  # fmt: skip
+    return tuple(map(jnp.asarray, x.values()))
+
+
+def same_but_infinite(got, want):
+    for a, b in zip(*(map(np.asarray, jax.tree.leaves(x)) for x in (got, want)), strict=True):
+        np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))
+        there = np.isfinite(b)
+        np.testing.assert_array_equal(a[~there], b[~there])
+        assert np.max(np.abs(a[there] - b[there]), initial=0) <= BOUND
+
+
+LOW = np.full(ASKED, -1e4)
+"""As good as no sink."""
+
+
+def sinks():
+    """None on each device and one for all, one on each device, none at all."""
+    own, one = normal(2, ASKED, seed=5)
+    return [measured_arguments(own=a, sink=b) for a, b in ((LOW, one), (own, LOW), (LOW, LOW))]
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_statistics_of_the_keys_of_devices_merge_into_those_of_all_keys():
+    for x in sinks():
+        got, want = on_devices(x), at_once(x)
+        same_but_infinite(got, want)
+        found, (dq, *_) = got
+        assert found.max_logit[0] == found.mean_logit[0] == -np.inf
+        assert not any(np.any(a[0]) for a in (found.entropy, found.effective_keys, found.group_weights, dq))
+    moved = on_devices(measured_arguments(own=LOW, sink=LOW, k=np.asarray(x[1]) + 1e-9))
+    assert off(moved[1], want[1]) > BOUND  # the control
+
+
+@pytest.mark.usefixtures("x64")
+def test_merged_statistics_have_their_derivatives_of_second_order():
+    got, want = (jax.jit(second_of(f)) for f in (measured_in_pieces, measured_at_once))
+    x_dot = measured_arguments(**{name: normal(n, seed=6) for name, n in (("own", ASKED), ("sink", ASKED))})
+    for x in sinks():
+        same_but_infinite(got(x, x_dot), want(x, x_dot))
+
+
+@pytest.mark.usefixtures("x64")
+def test_of_equal_maxima_on_several_devices_the_first_has_the_derivative_and_a_nan_is_kept():
+    alike = measured_arguments(own=LOW, q=np.ones((ASKED, 5)), k=np.ones((DEVICES * OWN, 5)))
+    same_but_infinite(on_devices(alike), at_once(alike))
+    keys = normal(DEVICES * OWN, 5, seed=1)
+    keys[10] = np.nan
+    found, _ = on_devices(measured_arguments(own=LOW, k=keys))
+    for a in found:
+        np.testing.assert_array_equal(np.isnan(a).reshape(ASKED, -1).all(1), Q_AT >= 10)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_merged_entropy_is_known_as_well_as_the_log_sum_exps():
+    q, k = np.zeros((ASKED, 5)), np.zeros((DEVICES * OWN, 5))
+    q[:, 0], k[:, 0] = 1, 2.0**30  # each logit 2³⁰ / √5
+    found, _ = on_devices(measured_arguments(q=q, k=k, own=LOW, sink=LOW))
+    np.testing.assert_allclose(found.effective_keys, Q_AT + 1, rtol=1e-6)
+
+
+def test_merging_statistics_sends_what_its_docstring_says():
+    def numbers(f, *x):
+        found = jax.make_jaxpr(f, axis_env=[("seq", DEVICES)])(*x).jaxpr.eqns
+        sent = [e for e in found if e.primitive.name.startswith(("psum", "pmax", "pmin"))]
+        return sum(v.aval.size for e in sent for v in e.invars)
+
+    own = jattn.Statistics(*[jnp.zeros((H, ASKED))] * 6, jnp.zeros((H, ASKED, G)))
+    assert numbers(lambda x: sharding.merge_statistics(x, axis_name="seq"), own) == H * ASKED * (G + 10)
+    assert numbers(lambda x: jax.lax.psum(x, "seq"), jnp.zeros(3)) == 3  # the control
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_partial_that_all_devices_share_has_its_whole_gradient_where_it_is_merged():
+    shared, own = ((normal(n, Dv, seed=n), normal(n, seed=n + 1)) for n in (ASKED, ASKED * DEVICES))
+    by = jnp.cos(jnp.arange(Dv, dtype=jnp.float64))[None]
+
+    def loss(shared, own):
+        out, lse = jattn.merge(shared, own)
+        return jnp.sum(jnp.sin(out) * by) + jnp.sum(jnp.sin(lse))
+
+    def on_devices(shared, own):
+        f = lambda shared, own: jax.lax.psum(loss(shared, own), "seq")  # noqa: E731
+        return jax.shard_map(f, mesh=mesh_of(DEVICES, "seq"), in_specs=(P(), P("seq")), out_specs=P())(shared, own)
+
+    def at_once(shared, own):
+        return loss(tuple(jnp.tile(x, (DEVICES,) + (1,) * (x.ndim - 1)) for x in shared), own)
+
+    x = jax.tree.map(jnp.asarray, (shared, own))
+    got, want = (jax.jit(jax.value_and_grad(f, (0, 1)))(*x) for f in (on_devices, at_once))
+    assert off(got, want) <= BOUND

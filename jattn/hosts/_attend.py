@@ -1,14 +1,19 @@
 """What the hosts share: their arrays in the form that `dot_product_attention` takes."""
 
 import importlib.util
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
+from jattn.arguments import heads
 from jattn.many_heads import dot_product_attention
-from jattn.masks import Mask
+from jattn.masks import Mask, causal, dense
+from jattn.one_head import weights_of
+from jattn.per_query import statistics
+from jattn.reference import Statistics
 
 
 def host(name: str) -> Any:
@@ -45,6 +50,79 @@ def _folded(x: Any, batch: tuple[int, ...]) -> jax.Array:
     if all(n == 1 for n in x.shape[:-3]):
         return x.reshape(1, *x.shape[-3:])
     return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(-1, *x.shape[-3:])
+
+
+PARTS = ("score", "sink", "scale", "q_positions", "k_positions")
+NO_PART = ("dropout_rate", "dropout_key", "tile", "implementation")
+"""Options of `dot_product_attention` that are a part of a weight, alike for all heads; and that are none."""
+
+
+class Measured(NamedTuple):
+    """What is measured of each head, beside its output; no dropout is in it."""
+
+    statistics: Statistics
+    """As of `jattn.statistics`, arrays [*B, N, T]."""
+    weights: jax.Array
+    """[*B, N, R, S], of the R chosen queries, in float32 or wider."""
+
+
+def measure_heads(
+    query: Any,
+    key: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    rows: Any,
+    is_causal: bool = False,
+    **options: Any,
+) -> Measured:
+    """What `jattn.statistics` says of each head of `attend_heads`, at linear memory, and the weights of chosen rows.
+
+    Args:
+      query: [*B, T, N, H]. key: [*B, S, K, H].
+      bias, mask, is_causal: as in `attend_heads`.
+      rows: integers [R], or nothing at all.
+      **options: score, sink, scale, q_positions and k_positions of one head. What is no part of a weight, as dropout
+        and tile, is left out.
+    """
+    caller = "hosts"
+    options = {name: x for name, x in options.items() if name not in NO_PART}
+    unknown = options.keys() - PARTS
+    if unknown:
+        remedy = f"Measured are heads that share {', '.join(PARTS)}; say lengths and windows with jattn.masks."
+        _errors.fail(
+            TypeError, caller, "each option of what is measured must be known", remedy, option=sorted(unknown)[0]
+        )
+    rows = jnp.zeros(0, jnp.int32) if np.size(rows) == 0 else _errors.array(caller, "rows", rows)
+    _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
+    _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    sink = options.pop("sink", None)
+    (*batch, T, N, _), (S, K) = query.shape, key.shape[-3:-1]
+    query, key = (x.reshape(-1, *x.shape[-3:]) for x in (query, key))
+    shared = mask if isinstance(mask, Mask) else None
+    if is_causal:
+        shared = causal() if shared is None else shared & causal()
+    if is_causal:  # without positions it is counted from the first rows, as in jax.nn
+        given = [options.get(f"{side}_positions") for side in "qk"]
+        both = given if any(x is not None for x in given) else [jnp.arange(n, dtype=jnp.int32) for n in (T, S)]
+        options |= {"q_positions": both[0], "k_positions": both[1]}
+    pairs = {"bias": bias, "mask": None if mask is None or isinstance(mask, Mask) else _booleans(mask)}
+    pairs = {name: _folded(x, tuple(batch)) for name, x in pairs.items() if x is not None}
+    own = {name: x[:, 0] if x.shape[1] == 1 else heads.split_heads(x, K, 1) for name, x in pairs.items()}
+    own = {name: x[0] if x.shape[0] == 1 else x for name, x in own.items()}
+    over = [{name: None if x.shape[axis] == 1 else 0 for name, x in pairs.items()} for axis in (0, 1, 1)]
+
+    def head(q: jax.Array, k: jax.Array, _: jax.Array, own: dict[str, jax.Array]) -> Measured:
+        allowed = shared
+        if "mask" in own:
+            allowed = dense(own["mask"]) if shared is None else shared & dense(own["mask"])
+        given = {"mask": allowed, "bias": own.get("bias"), **options}
+        found = statistics(q, k, sink=sink, **given)
+        return Measured(found, weights_of(q, k, found.lse, rows, **given))
+
+    keys = jnp.moveaxis(key, 1, 2)
+    found = heads.vmap_heads(head, over)(heads.heads_before_rows(query, K), keys, keys, own)
+    return jax.tree.map(lambda x: x.reshape(*batch, N, *x.shape[3:]), found)
 
 
 def attend_broadcast_dropout(query: Any, key: Any, value: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:

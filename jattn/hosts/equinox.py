@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jattn.hosts._attend import attend_heads, host
+from jattn.hosts._attend import attend_heads, host, measure_heads
 from jattn.masks import Mask
 
 eqx = host("equinox")
@@ -34,9 +34,14 @@ class MultiheadAttention(_Base):
         key: Any = None,
         inference: bool | None = None,
         process_heads: Any = None,
+        measure: Any = None,
         **options: Any,
-    ) -> jax.Array:
-        """As equinox.nn.MultiheadAttention; further options are those of `jattn.dot_product_attention`."""
+    ) -> Any:
+        """As equinox.nn.MultiheadAttention; further options are those of `jattn.dot_product_attention`.
+
+        measure: integers [R], or [] for none: returned is (out, (statistics, weights)), what `jattn.statistics` says of
+        each head, arrays [N, T] at linear memory, and the weights [N, R, S] of these queries, without dropout.
+        """
         q, k, v = (self._heads(*x) for x in ((self.query_proj, query), (self.key_proj, key_), (self.value_proj, value)))
         if process_heads is not None:
             q, k, v = process_heads(q, k, v)
@@ -46,7 +51,8 @@ class MultiheadAttention(_Base):
         if mask is not None and not isinstance(mask, Mask) and mask.ndim == 2:
             mask = mask[None]
         out = attend_heads(q, k, v, None, mask, **options)
-        return jax.vmap(self.output_proj)(out.reshape(query.shape[0], -1))
+        out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], -1))
+        return out if measure is None else (out, measure_heads(q, k, None, mask, rows=measure, **options))
 
     def _heads(self, projection: Any, x: Any) -> jax.Array:
         return jax.vmap(projection)(x).reshape(x.shape[0], self.num_heads, -1)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host
+from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host, measure_heads
 
 _flax = host("flax")
 
@@ -33,6 +33,9 @@ def attention_fn(
     precision: Any = None,
     module: Any = None,
     is_causal: bool = False,
+    *,
+    rows: Any = None,
+    statistics: bool = False,
 ) -> jax.Array:
     """Attention under the signature of flax.nnx.dot_product_attention and flax.linen's.
 
@@ -43,8 +46,12 @@ def attention_fn(
       dropout_rng: a key of jax.random. dropout_rate: the share of weights that are dropped, unless `deterministic`.
       dtype: in which query, key and value are taken; that which they have together if None.
       precision: of matrix products, as in jax.lax.Precision.
-      module: a module of flax that keeps the weights, with its `sow`: T × S memory, and no dropout is in them.
+      module: a module of flax that keeps `attention_weights` [*B, N, T, S], with its `sow`: what flax passes where it
+        is called with sow_weights=True. T × S memory, and no dropout is in them.
       is_causal: query t attends keys s ≤ t, counted from the first rows.
+      rows: integers [R], the queries whose weights [*B, N, R, S] the module keeps; all of them if None, none if empty.
+      statistics: the module also keeps `attention_statistics`, what `jattn.statistics` says of each head: arrays
+        [*B, N, T], at linear memory. Give `rows` and `statistics` with functools.partial, as the example does.
 
     Returns:
       [*B, T, N, Hv]. Where it drops, it drops other weights than flax for the same key. A query that may attend no key
@@ -53,7 +60,7 @@ def attention_fn(
     Raises:
       TypeError, ValueError: as `dot_product_attention`.
 
-    Memory: linear in T and S, unless a module keeps the weights.
+    Memory: linear in T and S, unless a module keeps the weights; R · S of a head for those of R rows.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -61,6 +68,18 @@ def attention_fn(
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
       >>> attention_fn(query, key, value, is_causal=True, deterministic=True).shape
       (2, 5, 4, 8)
+
+      The maximum logit and the entropy of each head of a layer, and the weights of the last query alone:
+
+      >>> import functools
+      >>> from flax import linen
+      >>> attention_fn = functools.partial(attention_fn, rows=jax.numpy.array([4]), statistics=True)
+      >>> layer, x = linen.MultiHeadDotProductAttention(4, attention_fn=attention_fn), query.reshape(2, 5, 32)
+      >>> params = layer.init(jax.random.key(1), x)
+      >>> _, kept = layer.apply(params, x, sow_weights=True, mutable=["intermediates"])
+      >>> (found,), (weights,) = (kept["intermediates"][f"attention_{name}"] for name in ("statistics", "weights"))
+      >>> found.max_logit.shape, found.entropy.shape, weights.shape
+      ((2, 4, 5), (2, 4, 5), (2, 4, 1, 5))
     """
     dtype = dtype or jnp.result_type(query, key, value)
     query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
@@ -70,22 +89,31 @@ def attention_fn(
     )
     with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision):
         if module is not None:
-            _keep(module, _weights(query, key, value, bias, mask, is_causal))
+            for name, x in _kept(query, key, bias, mask, is_causal, rows, statistics).items():
+                _keep(module, name, x)
         f = attend_broadcast_dropout if dropping and broadcast_dropout else attend_heads
         return f(query, key, value, bias, mask, **options)
 
 
-def _weights(query: Any, key: Any, value: Any, bias: Any, mask: Any, is_causal: bool) -> jax.Array:
+def _kept(query: Any, key: Any, bias: Any, mask: Any, is_causal: bool, rows: Any, statistics: bool) -> dict[str, Any]:
+    """What a module keeps, by the name under which it does."""
+    kept: dict[str, Any] = {}
+    if statistics or rows is not None:
+        found = measure_heads(query, key, bias, mask, rows=() if rows is None else rows, is_causal=is_causal)
+        kept |= {"attention_statistics": found.statistics} if statistics else {}
+        kept |= {"attention_weights": found.weights.astype(query.dtype)} if found.weights.shape[-2] else {}
+    return kept | ({"attention_weights": _weights(query, key, bias, mask, is_causal)} if rows is None else {})
+
+
+def _weights(query: Any, key: Any, bias: Any, mask: Any, is_causal: bool) -> jax.Array:
     """[*B, N, T, S]: the values of an attention whose values are the unit vectors."""
-    S, N = key.shape[-3], query.shape[-2]
+    S = key.shape[-3]
     units = jnp.broadcast_to(jnp.eye(S, dtype=query.dtype)[:, None], (*key.shape[:-1], S))
-    return jnp.moveaxis(attend_heads(query, key, units, bias, mask, is_causal=is_causal), -3, -2).reshape(
-        *query.shape[:-3], N, query.shape[-3], S
-    )
+    return jnp.moveaxis(attend_heads(query, key, units, bias, mask, is_causal=is_causal), -3, -2)
 
 
-def _keep(module: Any, weights: jax.Array) -> None:
-    """As flax's own attention does: `attention_weights` among the intermediates."""
+def _keep(module: Any, name: str, x: Any) -> None:
+    """As flax's own attention does: among the intermediates."""
     nnx = host("flax.nnx")
     kind = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
-    module.sow(kind, "attention_weights", weights)
+    module.sow(kind, name, x)

@@ -12,9 +12,7 @@
 
 from typing import Any
 
-import jax
-
-from jattn.hosts._attend import attend_heads, host
+from jattn.hosts._attend import attend_heads, host, measure_heads
 
 hk = host("haiku")
 
@@ -25,12 +23,19 @@ _Base: Any = hk.MultiHeadAttention
 class MultiHeadAttention(_Base):
     """haiku.MultiHeadAttention at linear memory. Its mask may also be a value of `jattn.masks`."""
 
-    def __call__(self, query: Any, key: Any, value: Any, mask: Any = None, **options: Any) -> jax.Array:
-        """As haiku.MultiHeadAttention; further options are those of `jattn.dot_product_attention`."""
+    def __call__(
+        self, query: Any, key: Any, value: Any, mask: Any = None, *, measure: Any = None, **options: Any
+    ) -> Any:
+        """As haiku.MultiHeadAttention; further options are those of `jattn.dot_product_attention`.
+
+        measure: integers [R], or [] for none: returned is (out, (statistics, weights)), what `jattn.statistics` says of
+        each head, arrays [*B, N, T] at linear memory, and the weights [*B, N, R, S] of these queries, without dropout.
+        """
         q = self._linear_projection(query, self.key_size, "query")
         k = self._linear_projection(key, self.key_size, "key")
         v = self._linear_projection(value, self.value_size, "value")
         out = attend_heads(q, k, v, None, mask, **options)
         joined = out.reshape(*out.shape[:-2], -1)
         more = {"w_init": self.w_init, "with_bias": self.with_bias, "b_init": self.b_init}
-        return hk.Linear(self.model_size, **more)(joined)
+        out = hk.Linear(self.model_size, **more)(joined)
+        return out if measure is None else (out, measure_heads(q, k, None, mask, rows=measure, **options))

@@ -9,6 +9,7 @@ tree                one merge of partials, for decoding
 ring_all_to_all     heads among some devices, a ring through the others
 
 attention           any of them over global arrays, given a mesh and a spec
+merge_statistics    what `jattn.statistics` says of the keys of all devices, from what it says of those of each
 zigzag, unzigzag    the order of rows that balances causal work
 plan                what each would send, hold and compute, and which to take; LINKS: how fast devices are connected
 
@@ -18,6 +19,7 @@ Partial attentions are a monoid: a ring is a fold over devices, with the masks, 
 from jattn.sharding._mesh import attention, unzigzag, zigzag
 from jattn.sharding._plan import LINKS, Comparison, Cost, Link, plan
 from jattn.sharding._schemes import all_to_all, gather, ring, ring_all_to_all, tree
+from jattn.sharding._statistics import merge_statistics
 
 __all__ = [
     "LINKS",
@@ -27,6 +29,7 @@ __all__ = [
     "all_to_all",
     "attention",
     "gather",
+    "merge_statistics",
     "plan",
     "ring",
     "ring_all_to_all",
