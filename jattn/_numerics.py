@@ -17,17 +17,18 @@ def below(x: jax.Array, top: jax.Array) -> jax.Array:
     the largest entry misses its own rounded maximum, by 1e22 for a logit of 1e30: silent zeros, or NaN.
     """
     top = jnp.broadcast_to(top, x.shape)
-    return _below(x, top) if _in_kernel.get() else below_p.bind(*_varying_alike(x, top))
+    return _below(x, top) if _in_kernel.get() else below_p.bind(*match_varying_axes(x, top))  # its type is that of x
 
 
-def _varying_alike(*xs: jax.Array) -> list[jax.Array]:
+def match_varying_axes(*xs: jax.Array) -> list[jax.Array]:
     """Inside `jax.shard_map`: the arrays, each varying over all axes that any of them varies over.
 
-    The primitive says that its result varies as x does. Of an x that is the same on all devices, as a sink, the
-    transpose would not sum what they have of it.
+    An operand that is the same on all devices has a cotangent that is a sum over them. Cast here, it is summed once and
+    by all; cast where it is used, in a branch that only some devices take, the others would wait for ever.
     """
-    axes = [jax.typeof(x).manual_axis_type.varying for x in xs]
-    missing = [tuple(sorted(frozenset().union(*axes) - own, key=str)) for own in axes]
+    types = [jax.typeof(x).manual_axis_type.varying for x in xs]
+    every = frozenset().union(*types)
+    missing = [tuple(sorted(every - t, key=str)) for t in types]
     return [jax.lax.pcast(x, m, to="varying") if m else x for x, m in zip(xs, missing, strict=True)]
 
 

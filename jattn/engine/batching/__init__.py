@@ -31,7 +31,6 @@ from jattn.engine.batching.primitive import (
     batched_call,
     batched_call_p,
     has_kernels,
-    match_varying_axes,
     times,
 )
 from jattn.engine.batching.vmap import Example, Vmapped, slice_of
@@ -47,7 +46,6 @@ __all__ = [
     "batched_call",
     "batched_call_p",
     "has_kernels",
-    "match_varying_axes",
     "slice_of",
     "times",
 ]

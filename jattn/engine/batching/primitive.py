@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jattn._jax import ManualAxisType, Primitive, ad, asks_for_devices, mlir
+from jattn._numerics import match_varying_axes
 from jattn.engine.batching.partition import BatchLevels, partitioned
 
 Leaves = Sequence[Any]
@@ -174,18 +175,6 @@ def batched_call(fun: BatchedFunction, *operands: Any) -> list[jax.Array]:
     xs = match_varying_axes(*(x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands))
     fun.batch_levels(len(xs), 0).check([jax.typeof(x) for x in xs])
     return batched_call_p.bind(*xs, fun=fun)
-
-
-def match_varying_axes(*xs: jax.Array) -> list[jax.Array]:
-    """Inside `jax.shard_map`: the arrays, each varying over all axes that any of them varies over.
-
-    An operand that is the same on all devices has a cotangent that is a sum over them. Cast here, it is summed once and
-    by all; cast where it is used, in a branch that only some devices take, the others would wait for ever.
-    """
-    types = [jax.typeof(x).manual_axis_type.varying for x in xs]
-    every = frozenset().union(*types)
-    missing = [tuple(sorted(every - t, key=str)) for t in types]
-    return [jax.lax.pcast(x, m, to="varying") if m else x for x, m in zip(xs, missing, strict=True)]
 
 
 @partial(jax.jit, static_argnums=0)
