@@ -452,7 +452,7 @@ plant("the largest logit of every device that has it", OF_PIECES, "(here == firs
       "largest | jnp.isnan(x)",
       "sharding.py::test_of_equal_maxima_on_several_devices_the_first_has_the_derivative_and_a_nan_is_kept")
 plant("the gradient of a sink that all devices share from one of them", "jattn/_numerics.py",
-      "below_p.bind(*_varying_alike(x, top))", "below_p.bind(x, top)",
+      "below_p.bind(*match_varying_axes(x, top))", "below_p.bind(x, top)",
       "sharding.py::test_a_partial_that_all_devices_share_has_its_whole_gradient_where_it_is_merged")
 plant("other rows than were chosen", "jattn/hosts/_attend.py", "weights_of(q, k, found.lse, rows,",
       "weights_of(q, k, found.lse, rows + 1,",
