@@ -82,5 +82,5 @@ def verdicts(r: dict) -> list[str]:
         "Not shown: that a large logit is the cause, and not a companion. That the clip alone changes the end says "
         "that the size of W_q and W_k matters; it does not say by what way.",
         f"The price of looking: the statistics of {r['long']:,} queries and keys take {mega['statistics']} of "
-        f"temporaries, the dense form {mega['reference']} (as XLA plans them; the dense form was not run).",
+        f"temporaries, the dense form {mega['reference']} (as XLA plans them; the dense form is compiled, not run).",
     ]
