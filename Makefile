@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly mistakes core nightly constraints browser \
-        bench measure compile compile-all compilers check docs site lint clean
+        bench measure compile compile-all compilers check docs site dist lint clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -27,6 +27,7 @@ help:
 	@echo "make bench   times and memory beside PyTorch, jax.nn, flax and tokamax"
 	@echo "make compile   what the compilers of TPU and GPU say, without a device; make compile-all for all of it"
 	@echo "make docs    the site, in build/docs"
+	@echo "make dist    what is published: sdist and wheel, checked"
 	@echo "make check   format, lint and types, then make test"
 	@echo "make clean   remove the environment and what the demos left"
 
@@ -122,6 +123,24 @@ docs:
 site: $(VENV)/.ready-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
 	@$(BIN)/python docs/_check.py build/docs
+
+# What is published: built twice, the same bytes both times, checked, and its examples run from the wheel in an
+# environment that has nothing else.
+dist: $(VENV)-dist/.ready
+	@rm -rf dist build/again
+	@for folder in dist build/again; do \
+	  SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)" $(VENV)-dist/bin/python -m build --outdir $$folder >build/dist.log 2>&1 || \
+	  { cat build/dist.log; exit 1; }; done
+	@for file in dist/*; do cmp $$file build/again/$${file#dist/} || exit; done
+	@$(VENV)-dist/bin/twine check --strict dist/*
+	@$(VENV)-dist/bin/check-wheel-contents dist/*.whl
+	@rm -rf $(VENV)-empty && $(PYTHON) -m venv $(VENV)-empty
+	@$(VENV)-empty/bin/python -m pip install --disable-pip-version-check -q dist/*.whl
+	@cd dist && ../$(VENV)-empty/bin/python -W error ../tests/examples_of_the_readme.py ../README.md
+
+$(VENV)-dist/.ready:
+	@$(PYTHON) -m venv $(VENV)-dist && mkdir -p build
+	@$(VENV)-dist/bin/python -m pip install --disable-pip-version-check -q build twine check-wheel-contents && touch $@
 
 # In an environment of its own, beside the peers. Where pip finds a CUDA build of torch first, point it at a CPU build.
 bench:
