@@ -443,7 +443,12 @@ def test_a_batch_run_in_groups_is_each_example_alone():
 
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
-def test_nested_maps_with_heads_that_share_their_keys():
+@pytest.mark.parametrize(
+    "names",
+    [("value and grad", "grad of grad"), pytest.param(("jvp of grad",), marks=pytest.mark.exhaustive)],
+    ids=", ".join,
+)
+def test_nested_maps_with_heads_that_share_their_keys(names):
     """dot_product_attention: what a key/value head gets is the sum over the query heads that it serves."""
     B, N, K = 2, 4, 2
     x = {"q": normal(B, T, N, D), "k": normal(B, S, K, D, seed=1), "v": normal(B, S, K, Dv, seed=2)}
@@ -467,7 +472,6 @@ def test_nested_maps_with_heads_that_share_their_keys():
         k, v = (jnp.repeat(x[n], N // K, 2) for n in "kv")
         return jax.vmap(heads, (0, 0, 0, None, None, 0))(x["q"], k, v, x["bias"][0], x["sink"], mask)
 
-    names = ("value and grad", "jvp of grad", "grad of grad")
     got, want = (jax.jit(lambda f=f: {n: TRANSFORMS[n](f, x, x_dot) for n in names})() for f in (ours, repeated))
     for name in names:
         assert_equal(got[name], want[name], name)
