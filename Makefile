@@ -127,7 +127,7 @@ site: $(VENV)/.ready-docs
 # What is published: built twice, the same bytes both times, checked, and its examples run from the wheel in an
 # environment that has nothing else.
 dist: $(VENV)-dist/.ready
-	@rm -rf dist build/again
+	@rm -rf dist build/again && mkdir -p build
 	@for folder in dist build/again; do \
 	  SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)" $(VENV)-dist/bin/python -m build --outdir $$folder >build/dist.log 2>&1 || \
 	  { cat build/dist.log; exit 1; }; done
@@ -139,7 +139,7 @@ dist: $(VENV)-dist/.ready
 	@cd dist && ../$(VENV)-empty/bin/python -W error ../tests/examples_of_the_readme.py ../README.md
 
 $(VENV)-dist/.ready:
-	@$(PYTHON) -m venv $(VENV)-dist && mkdir -p build
+	@$(PYTHON) -m venv $(VENV)-dist
 	@$(VENV)-dist/bin/python -m pip install --disable-pip-version-check -q build twine check-wheel-contents && touch $@
 
 # In an environment of its own, beside the peers. Where pip finds a CUDA build of torch first, point it at a CPU build.

@@ -17,11 +17,15 @@ def arrays(named: Mapping[str, Any]) -> str:
     return f'<div style="display: flex; flex-wrap: wrap; gap: 1.5em; align-items: flex-start">{shown}</div>'
 
 
+def characters(allowed: Any) -> str:
+    """Booleans [T, S] as T lines of S characters, `#` where they are true."""
+    return "\n".join("".join(row) for row in np.where(np.asarray(allowed), "#", "·"))
+
+
 def picture(name: str, allowed: Any, note: str = "") -> str:
     """The name of a mask above its pairs, queries down and keys across."""
-    lines = "\n".join("".join(row) for row in np.where(np.asarray(allowed), "#", "·"))
     style = "line-height: 1; letter-spacing: .3em; display: inline-block"
-    return f'<code>{html.escape(name)}</code>{html.escape(note)}<br><pre style="{style}">{lines}</pre>'
+    return f'<code>{html.escape(name)}</code>{html.escape(note)}<br><pre style="{style}">{characters(allowed)}</pre>'
 
 
 def _table(name: str, x: np.ndarray) -> str:

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.machinery
-import json
 import math
 import sys
 import types
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _demos import assert_help_begins_as_the_page, page_of, refusal
 
 pytestmark = pytest.mark.structure
 
@@ -131,14 +131,8 @@ def test_where_folx_is_not_installed_one_line_says_so(results, monkeypatch, caps
 
 
 def test_the_page_is_80_wide_and_its_json_holds_the_same(results, monkeypatch, capsys):
-    demo.show(cli.console(), results)
-    page = capsys.readouterr().out
-    assert max(map(len, page.splitlines())) <= 80
-    assert "…" not in page
+    page = page_of(demo, results, monkeypatch, capsys)
     assert f"{N} electrons, {3 * N} coordinates" in page
-    monkeypatch.setattr(sys, "argv", ["laplacian.py", "--json"])
-    cli.run(demo.arguments(), lambda args: results, demo.show)
-    assert json.loads(capsys.readouterr().out) == results
 
 
 @pytest.mark.parametrize(
@@ -150,17 +144,8 @@ def test_the_page_is_80_wide_and_its_json_holds_the_same(results, monkeypatch, c
     ],
 )
 def test_bad_input_is_one_line_and_status_2(argv, names, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["laplacian.py", *argv])
-    with pytest.raises(SystemExit) as stopped:
-        cli.run(demo.arguments(), demo.compute, demo.show)
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
-    assert names in err
+    assert names in refusal(demo, argv, monkeypatch, capsys)
 
 
 def test_help_says_what_it_shows(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["laplacian.py", "--help"])
-    with pytest.raises(SystemExit) as stopped:
-        cli.run(demo.arguments(), demo.compute, demo.show)
-    assert stopped.value.code == 0
-    assert demo.__doc__.splitlines()[0] in capsys.readouterr().out
+    assert_help_begins_as_the_page(demo, monkeypatch, capsys)

@@ -1,7 +1,6 @@
 """The indexer that learns which blocks to read: its parts against the definition, and what its page claims."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _demos import assert_help_begins_as_the_page, page_of, refusal
 
 pytestmark = pytest.mark.structure
 
@@ -132,14 +132,8 @@ def test_only_the_tiles_of_the_chosen_pages_are_visited(results):
 
 
 def test_the_page_is_80_wide_and_its_json_holds_the_same(results, monkeypatch, capsys):
-    demo.show(cli.console(), results)
-    page = capsys.readouterr().out
-    assert max(map(len, page.splitlines())) <= 80
-    assert "…" not in page
+    page = page_of(demo, results, monkeypatch, capsys)
     assert all(name in page for name in choices.CHOICES)
-    monkeypatch.setattr(sys, "argv", ["learns_which_blocks.py", "--json"])
-    cli.run(demo.arguments(), lambda args: results, demo.show)
-    assert json.loads(capsys.readouterr().out) == results
 
 
 @pytest.mark.parametrize(
@@ -152,17 +146,8 @@ def test_the_page_is_80_wide_and_its_json_holds_the_same(results, monkeypatch, c
     ],
 )
 def test_bad_input_is_one_line_and_status_2(argv, names, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["learns_which_blocks.py", *argv])
-    with pytest.raises(SystemExit) as stopped:
-        cli.run(demo.arguments(), demo.compute, demo.show)
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
-    assert names in err
+    assert names in refusal(demo, argv, monkeypatch, capsys)
 
 
 def test_help_says_what_it_shows(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["learns_which_blocks.py", "--help"])
-    with pytest.raises(SystemExit) as stopped:
-        cli.run(demo.arguments(), demo.compute, demo.show)
-    assert stopped.value.code == 0
-    assert demo.__doc__.splitlines()[0] in capsys.readouterr().out
+    assert_help_begins_as_the_page(demo, monkeypatch, capsys)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _demos import refusal
 from _inputs import assert_close
 from matplotlib.image import imread
 from rich.cells import cell_len
@@ -162,9 +163,4 @@ REFUSED = [
 @pytest.mark.structure
 @pytest.mark.parametrize(("argv", "says"), REFUSED, ids=[" ".join(argv)[:15] for argv, _ in REFUSED])
 def test_bad_input_is_one_line_and_status_2(argv, says, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["qk_clip.py", *argv])
-    with pytest.raises(SystemExit) as stopped:
-        cli.run(demo.arguments(), demo.compute, demo.show)
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, out) == (2, "")
-    assert err == f"qk_clip.py: {says}\n"
+    assert refusal(demo, argv, monkeypatch, capsys) == f"qk_clip.py: {says}\n"

@@ -3,9 +3,8 @@
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from jattn import _errors
+from jattn import _errors, _html
 from jattn._types import Allowed
 from jattn.masks._algebra import Mask, Rows
 
@@ -37,7 +36,7 @@ def picture(mask: Mask, T: int, S: int | None = None, *, q_positions: Any = None
       ####
     """
     dense = to_dense(mask, T, T if S is None else S, q_positions=q_positions, k_positions=k_positions)
-    return "\n".join("".join(row) for row in np.where(dense, "#", "·"))
+    return _html.characters(dense)
 
 
 def to_dense(mask: Mask, T: int, S: int, *, q_positions: Any = None, k_positions: Any = None) -> Allowed:
