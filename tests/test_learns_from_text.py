@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _demos import refusal
 from jax import random
 from matplotlib.image import imread
 from rich.cells import cell_len
@@ -191,9 +192,4 @@ def test_help_says_what_it_shows_and_takes():
 
 @pytest.mark.parametrize(("argv", "says"), REFUSED, ids=[" ".join(argv)[:15] for argv, _ in REFUSED])
 def test_bad_input_is_one_line_and_status_2(argv, says, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["learns_from_text.py", *argv])
-    with pytest.raises(SystemExit) as stopped:
-        cli.run(demo.arguments(), demo.compute, demo.show)
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, out) == (2, "")
-    assert err == f"learns_from_text.py: {says}\n"
+    assert refusal(demo, argv, monkeypatch, capsys) == f"learns_from_text.py: {says}\n"
