@@ -153,6 +153,7 @@ measure: $(VENV)/.ready-bench
 	@$(BIN)/python benchmarks/how_close_to_the_bare_tiles.py
 	@$(BIN)/python benchmarks/how_fast_is_decoding.py
 	@$(BIN)/python benchmarks/what_determinism_costs.py
+	@$(BIN)/python benchmarks/how_much_is_a_laplacian.py
 
 # In an environment of its own, with libtpu at the version that jax pins, and the CUDA plugin and ptxas without their
 # dependencies: the compilers alone. Where one cannot be had, its platform is not run, and the last line says so; it says

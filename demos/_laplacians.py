@@ -69,10 +69,11 @@ def by_folx(functions: list[Layer], x: jax.Array) -> Sums:
     return found.laplacian, (found.jacobian.dense_array**2).sum()
 
 
-NESTED, HESSIAN, FOLX = "jvp of jvp, one coordinate at a time", "trace of the Hessian", "folx.forward_laplacian"
+NESTED, GRADIENT = "jvp of jvp, one coordinate at a time", "jvp of gradient, likewise"
+HESSIAN, FOLX = "trace of the Hessian", "folx.forward_laplacian"
 WAYS = {
     NESTED: jvp_of_jvp,
-    "jvp of gradient, likewise": jvp_of_gradient,
+    GRADIENT: jvp_of_gradient,
     "forward Laplacian, layer by layer": forward_laplacian,
     HESSIAN: trace_of_hessian,
 }

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.structure
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 FAST, MEMORY, WORK = "how_fast_is_attention", "how_much_memory", "how_much_work_is_skipped"
 DECODING, DETERMINISM = "how_fast_is_decoding", "what_determinism_costs"
-CLOSE = "how_close_to_the_bare_tiles"
+CLOSE, LAPLACIAN = "how_close_to_the_bare_tiles", "how_much_is_a_laplacian"
 
 # Runs benchmarks one after another, as Python runs a script: for each its arguments, what it said and its status.
 # Those after a "planted" find every result of ours a thousandth too large.
@@ -46,6 +46,7 @@ SMALL = {
     DECODING: (),
     DETERMINISM: (),
     CLOSE: (),
+    LAPLACIAN: (),
 }
 
 
@@ -171,7 +172,19 @@ def test_how_close_to_the_bare_tiles_writes_its_tables(right):
     assert [cells[0] for cells in first[2:]] == ["jattn", "jax.nn"]
 
 
-@pytest.mark.parametrize("name", [FAST, MEMORY, WORK, DECODING, DETERMINISM, CLOSE])
+def test_how_much_is_a_laplacian_writes_its_tables(right):
+    folder, (status, out, progress) = right[0] / LAPLACIAN, right[1][LAPLACIAN]
+    assert status == 0, progress
+    numbers, page = written(folder, LAPLACIAN)
+    assert page.strip() == out.strip()
+    memory, seconds = tables(page)
+    (row,) = numbers["rows"]
+    assert [cells[0] for cells in memory[2:]] == [cells[0] for cells in seconds[2:]] == list(row["bytes"])
+    dense = row["bytes"]["trace of the Hessian"]
+    assert all(row["bytes"][name] < dense / 10 for name in row["bytes"] if "jvp" in name)
+
+
+@pytest.mark.parametrize("name", [FAST, MEMORY, WORK, DECODING, DETERMINISM, CLOSE, LAPLACIAN])
 def test_nothing_is_measured_where_a_result_differs(planted, name):
     folder, (status, out, said) = planted[0] / name, planted[1][name]
     assert status == 1
