@@ -115,6 +115,8 @@ lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
+	@$(BIN)/mypy --strict tests/typing
+	@$(BIN)/basedpyright --level error
 
 # The site, from docs/ and the docstrings, in an environment of its own; no network is asked for what it shows.
 docs:

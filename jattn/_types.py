@@ -13,11 +13,18 @@ with `d` (`dq`, `dout`). A partial attention is always the pair `(out, lse)`, in
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
-from chex import ArrayTree, Numeric, PRNGKey
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+if TYPE_CHECKING:  # chex has no py.typed: of its names, checkers would know nothing
+    ArrayTree: TypeAlias = Any
+    Numeric: TypeAlias = jax.Array | np.ndarray[Any, Any] | np.generic | float
+    PRNGKey: TypeAlias = jax.Array
+else:
+    from chex import ArrayTree, Numeric, PRNGKey
 
 Queries: TypeAlias = Float[Array, "T D"]
 Keys: TypeAlias = Float[Array, "S D"]

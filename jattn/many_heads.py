@@ -1,13 +1,13 @@
 """Attention over a batch of heads: the one-head function, mapped, under the signature of jax.nn."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import ArrayLike, Numeric, PRNGKey, ScoreModifier
+from jattn._types import Array, ArrayLike, Float, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.engine.attend import attend
 from jattn.masks import Mask
@@ -15,6 +15,46 @@ from jattn.masks import Mask
 _CALLER = "dot_product_attention"
 
 
+class DotProductAttentionOptions(TypedDict, total=False):
+    """The named options of `dot_product_attention` but return_residual."""
+
+    scale: Numeric | None
+    is_causal: bool
+    query_seq_lengths: ArrayLike | None
+    key_value_seq_lengths: ArrayLike | None
+    local_window_size: int | tuple[int, int] | None
+    implementation: Literal["loops", "kernel", "interpret", "xla", "cudnn"] | None
+    score: ScoreModifier | None
+    sink: ArrayLike | None
+    q_positions: ArrayLike | None
+    k_positions: ArrayLike | None
+    dropout_rate: Numeric
+    dropout_key: PRNGKey | None
+    tile: tuple[int, int] | None
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | Mask | None = ...,
+    *,
+    return_residual: Literal[False] = ...,
+    **options: Unpack[DotProductAttentionOptions],
+) -> Float[Array, "*B T N Hv"]: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | Mask | None = ...,
+    *,
+    return_residual: Literal[True],
+    **options: Unpack[DotProductAttentionOptions],
+) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B T N"]]: ...
 def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,

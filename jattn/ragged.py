@@ -1,13 +1,13 @@
 """Sequences of any lengths one after another, without padding: attention within each, over heads."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import ArrayLike, Numeric, PRNGKey, ScoreModifier
+from jattn._types import Array, ArrayLike, Float, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.engine.attend import attend
 from jattn.masks import Mask
@@ -15,6 +15,42 @@ from jattn.masks import Mask
 _CALLER = "ragged_attention"
 
 
+class RaggedAttentionOptions(TypedDict, total=False):
+    """The options of `ragged_attention` but return_lse."""
+
+    k_starts: ArrayLike | None
+    mask: Mask | None
+    score: ScoreModifier | None
+    sink: ArrayLike | None
+    scale: Numeric | None
+    q_positions: ArrayLike | None
+    k_positions: ArrayLike | None
+    dropout_rate: Numeric
+    dropout_key: PRNGKey | None
+    tile: tuple[int, int] | None
+    implementation: Literal["loops", "kernel", "interpret"] | None
+
+
+@overload
+def ragged_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    starts: ArrayLike,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[RaggedAttentionOptions],
+) -> Float[Array, "T H Dv"]: ...
+@overload
+def ragged_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    starts: ArrayLike,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[RaggedAttentionOptions],
+) -> tuple[Float[Array, "T H Dv"], Float[Array, "T H"]]: ...
 def ragged_attention(
     q: ArrayLike,
     k: ArrayLike,
@@ -32,7 +68,7 @@ def ragged_attention(
     dropout_rate: Numeric = 0.0,
     dropout_key: PRNGKey | None = None,
     tile: tuple[int, int] | None = None,
-    implementation: str | None = None,
+    implementation: Literal["loops", "kernel", "interpret"] | None = None,
 ) -> Any:
     """Attention within each of many sequences of any lengths, which lie one after another in q, k and v.
 

@@ -1,12 +1,15 @@
 """The public face: the names, what is said about each, and what importing them leaves alone."""
 
+import ast
 import importlib
 import inspect
 import pkgutil
 import subprocess
 import sys
 import types
+import typing
 from importlib import resources
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -62,6 +65,7 @@ HEADS = ["grouped", "init", "latent_absorbed", "latent_expanded", "latent_init",
 HEADS += ["project", "rms_norm"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
 EXTRAS += ["flax", "equinox", "haiku", "transformers"]
+DRAWING = ["lab", "figures", "console", "page"]
 
 
 def modules():
@@ -119,6 +123,45 @@ def test_attention_keeps_the_contract():
     assert list(inspect.signature(jattn.masks.window).parameters) == ["left", "right"]
     assert list(inspect.signature(jattn.masks.lengths).parameters) == ["q", "k"]
     assert list(inspect.signature(jattn.masks.to_dense).parameters)[:3] == ["mask", "T", "S"]
+
+
+def keywords_of(overload):
+    """The names that an overload takes, those of its TypedDict among them."""
+    for name, p in inspect.signature(overload).parameters.items():
+        if p.kind is p.VAR_KEYWORD:
+            for options in typing.get_args(p.annotation):
+                yield from options.__annotations__
+        else:
+            yield name
+
+
+OVERLOADED = {name: typing.get_overloads(f) for name, f in FUNCTIONS.items() if typing.get_overloads(f)}
+
+
+@pytest.mark.parametrize("name", OVERLOADED)
+def test_overloads_take_what_the_function_takes(name):
+    for overload in OVERLOADED[name]:
+        names = list(keywords_of(overload))
+        assert len(names) == len(set(names))
+        assert set(names) == set(keywords_of(FUNCTIONS[name])), overload
+
+
+def test_the_functions_that_also_return_lse_are_overloaded():
+    optional = {name for name, f in FUNCTIONS.items() if {"return_lse", "return_residual"} & {*keywords_of(f)}}
+    assert optional <= set(OVERLOADED)
+
+
+def test_type_checkers_are_shown_every_public_name():
+    """`make lint` has them check this file strictly."""
+    tree = ast.parse((Path(__file__).parent / "typing" / "every_public_name.py").read_text("utf-8"))
+    shown = {
+        f"{n.value.id}.{n.attr}" for n in ast.walk(tree) if isinstance(n, ast.Attribute) and hasattr(n.value, "id")
+    }
+    spaces = [name for name, module in vars(jattn).items() if hasattr(module, "__all__") and name in ALL]
+    wanted = {f"{space}.{name}" for space in spaces for name in getattr(jattn, space).__all__}
+    wanted |= {f"{space}.{name}" for space in DRAWING for name in importlib.import_module(f"jattn.{space}").__all__}
+    assert wanted <= shown
+    assert {f"jattn.{name}" for name in ALL if name not in spaces and name != "reference"} <= shown
 
 
 def test_dot_product_attention_begins_with_the_signature_of_jax_nn():

@@ -1,23 +1,50 @@
 """Queries against what a cache holds, and what they may ask."""
 
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import ArrayLike, Float, Int, Numeric, Partial, ScoreModifier
+from jattn._types import Array, ArrayLike, Float, Int, Numeric, Partial, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
 from jattn.cache._decode import CacheQueries, decode, prefill
 from jattn.cache._store import Cache
 from jattn.cache._validate import known, shape_of
 from jattn.engine import tuning
-from jattn.engine.attend import hoist_closure
+from jattn.engine.score import hoist_closure
 from jattn.masks import Mask
 from jattn.partials import merge
 
 
+class CacheAttentionOptions(TypedDict, total=False):
+    """The options of `attention` and of `cascade` but return_lse."""
+
+    mask: Mask | None
+    score: ScoreModifier | None
+    sink: Float[ArrayLike, "*H"] | None
+    scale: Numeric | None
+    lengths: Int[ArrayLike, " B"] | None
+    q_positions: Int[ArrayLike, "B T"] | None
+
+
+@overload
+def attention(
+    q: Float[ArrayLike, "B H T D"],
+    cache: Cache,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[CacheAttentionOptions],
+) -> Float[Array, "B H T Dv"]: ...
+@overload
+def attention(
+    q: Float[ArrayLike, "B H T D"],
+    cache: Cache,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[CacheAttentionOptions],
+) -> tuple[Float[Array, "B H T Dv"], Float[Array, "B H T"]]: ...
 def attention(
     q: Float[ArrayLike, "B H T D"],
     cache: Cache,
@@ -81,6 +108,24 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@overload
+def cascade(
+    q: Float[ArrayLike, "B H T D"],
+    prefix: Cache,
+    cache: Cache,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[CacheAttentionOptions],
+) -> Float[Array, "B H T Dv"]: ...
+@overload
+def cascade(
+    q: Float[ArrayLike, "B H T D"],
+    prefix: Cache,
+    cache: Cache,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[CacheAttentionOptions],
+) -> tuple[Float[Array, "B H T Dv"], Float[Array, "B H T"]]: ...
 def cascade(
     q: Float[ArrayLike, "B H T D"],
     prefix: Cache,

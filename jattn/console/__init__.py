@@ -5,8 +5,8 @@ Each picture says the same in numbers as in colour, so it can be read without co
 
 try:
     import rich  # noqa: F401
-except ImportError as error:
-    raise ImportError("jattn.console: rich must be installed. Run: pip install 'jattn[console]'") from error
+except ImportError as _missing:
+    raise ImportError("jattn.console: rich must be installed. Run: pip install 'jattn[console]'") from _missing
 
 from jattn.console._grid import bars, heatmap, vectors
 from jattn.console._progress import progress

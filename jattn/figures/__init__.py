@@ -7,8 +7,8 @@ one. Needs the extra `figures`.
 
 try:
     import matplotlib  # noqa: F401
-except ImportError as missing:
-    raise ImportError("jattn.figures draws with matplotlib: pip install 'jattn[figures]'") from missing
+except ImportError as _missing:
+    raise ImportError("jattn.figures draws with matplotlib: pip install 'jattn[figures]'") from _missing
 
 from jattn.figures._canvas import save
 from jattn.figures._plane import path

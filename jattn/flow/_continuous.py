@@ -10,18 +10,18 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._jax import odeint
 from jattn._types import Array, Float
-from jattn.flow._paths import Loss, Now, Observe, Trajectory, Tree, check_loss
+from jattn.flow._paths import Loss, Now, Observe, Params, Trajectory, Tree, check_loss
 
 
 def integrate(
     loss: Loss,
-    params: Tree,
+    params: Params,
     times: Float[Array, " n"] | Sequence[float],
     *,
-    data: tuple = (),
+    data: tuple[Any, ...] = (),
     observe: Observe | None = None,
     tolerance: float = 1e-8,
-) -> Trajectory:
+) -> Trajectory[Params]:
     """Follows the gradient flow to given times, with a step size that adapts to a tolerance.
 
         dθ/dt = −∇L(θ),    integrated as  dθ/dτ = −(1 + t) ∇L(θ),  τ = log(1 + t)
@@ -66,9 +66,9 @@ def integrate(
 
 @partial(jax.jit, static_argnames=("loss", "observe", "tolerance"))
 def _integrate(
-    loss: Loss, observe: Observe | None, params: Tree, times: Any, data: tuple, tolerance: float
-) -> Trajectory:
-    def flow(params: Tree, tau: jax.Array, data: tuple) -> Tree:
+    loss: Loss, observe: Observe | None, params: Params, times: Any, data: tuple[Any, ...], tolerance: float
+) -> Trajectory[Params]:
+    def flow(params: Tree, tau: jax.Array, data: tuple[Any, ...]) -> Tree:
         return jax.tree.map(lambda g: -jnp.exp(tau).astype(g.dtype) * g, jax.grad(loss)(params, *data))
 
     taus = jnp.concatenate([jnp.zeros(1, times.dtype), jnp.log1p(times)])

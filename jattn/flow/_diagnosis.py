@@ -181,7 +181,7 @@ class Report:
 
 
 def check(
-    trajectory: Trajectory,
+    trajectory: Trajectory[Any],
     *,
     keys: Literal["frozen", "free", "projected"] = "frozen",
     rate: float | None = None,
@@ -261,7 +261,7 @@ def check(
     return Report((*checks, *(_limits(trajectory, s, rate, within) if rate is not None else ())))
 
 
-def _limits(trajectory: Trajectory, s: Any, rate: float, within: float) -> tuple[Check, ...]:
+def _limits(trajectory: Trajectory[Any], s: Any, rate: float, within: float) -> tuple[Check, ...]:
     """What theory says of the far end, where the target can be separated from its rivals."""
     t, cg = rate * np.asarray(trajectory.kept().at, np.float64), float(s.widest[0]) / s.k.shape[2] ** 0.5
     if cg == 0:
@@ -275,7 +275,7 @@ def _limits(trajectory: Trajectory, s: Any, rate: float, within: float) -> tuple
     )
 
 
-def _off(moved: list) -> Callable:
+def _off(moved: list[tuple[Any, Any, Any]]) -> Callable[[tuple[int, Any]], Any]:
     return lambda place: abs(moved[place[0]][0][place[1]] - moved[place[0]][1][place[1]])
 
 
@@ -289,6 +289,6 @@ def _cos(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(size == 0, 0, a @ b / jnp.where(size == 0, 1, size))
 
 
-def _read(read: Read, params: Tree, data: tuple) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _read(read: Read, params: Tree, data: tuple[Any, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
     q, k, *v = read(params, *data)
     return q, k, v[0] if v else k

@@ -13,24 +13,24 @@ import numpy as np
 import optax
 
 from jattn import _errors
-from jattn.flow._paths import Loss, Observe, RunRule, RunState, Track, Trajectory, Tree, validate
+from jattn.flow._paths import Loss, Observe, Params, RunRule, RunState, Track, Trajectory, Tree, validate
 
 
 def run_in_parts(
     loss: Loss,
-    params: Tree,
+    params: Params,
     optimizer: optax.GradientTransformation,
     steps: int,
     *,
     every: int,
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
-    data: tuple = (),
+    data: tuple[Any, ...] = (),
     observe: Observe | None = None,
     at: int | Sequence[int] | None = None,
     state: Tree = None,
     track: Track | None = None,
-) -> Trajectory:
+) -> Trajectory[Params]:
     """A long `run`, taken in parts, with word of its progress and checkpoints from which it resumes.
 
     Called again with the same arguments after it was stopped, by a kill too, it goes on from its last checkpoint and
@@ -102,17 +102,17 @@ def run_in_parts(
 
 
 @partial(jax.jit, static_argnames="rule")
-def _begin(rule: RunRule, params: Tree, state: Tree, data: tuple) -> RunState:
+def _begin(rule: RunRule, params: Tree, state: Tree, data: tuple[Any, ...]) -> RunState:
     return rule.begin(params, state, data)
 
 
 @partial(jax.jit, static_argnames="rule")
-def _advance(rule: RunRule, run_state: RunState, data: tuple, n: Any) -> RunState:
+def _advance(rule: RunRule, run_state: RunState, data: tuple[Any, ...], n: Any) -> RunState:
     return rule.steps(run_state, data, n)
 
 
 @partial(jax.jit, static_argnames="rule")
-def _look(rule: RunRule, run_state: RunState, data: tuple) -> Tree:
+def _look(rule: RunRule, run_state: RunState, data: tuple[Any, ...]) -> Tree:
     """What there is to see, with a leading axis of 1."""
     return jax.tree.map(lambda x: x[None], rule.look(run_state, data))
 
@@ -130,7 +130,7 @@ def _shapes(tree: Tree) -> list[str]:
 class _Checkpoints:
     """A folder of checkpoints of one run, in the order of its steps."""
 
-    def __init__(self, folder: str | os.PathLike[str], told: dict) -> None:
+    def __init__(self, folder: str | os.PathLike[str], told: dict[str, Any]) -> None:
         try:
             import orbax.checkpoint as ocp
         except ImportError:
@@ -172,11 +172,11 @@ class _Checkpoints:
         self._manager.close()
 
 
-def _named(run_state: RunState, seen: list[Tree]) -> dict:
+def _named(run_state: RunState, seen: list[Tree]) -> dict[str, dict[str, jax.Array]]:
     """The leaves by their numbers: what every version of orbax can hold, whatever the optimiser's state is made of."""
     leaves = {"run_state": jax.tree.leaves(run_state), "seen": jax.tree.leaves(seen)}
     return {name: {f"{i:06d}": x for i, x in enumerate(xs)} for name, xs in leaves.items() if xs}
 
 
-def _ordered(held: dict) -> list[jax.Array]:
+def _ordered(held: dict[str, jax.Array]) -> list[jax.Array]:
     return [held[name] for name in sorted(held)]

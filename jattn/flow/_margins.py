@@ -1,6 +1,6 @@
 """The direction in which one key's score outruns every other's by the widest margin: where a query tends."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,11 +83,11 @@ def _nearest(d: jax.Array, rival: jax.Array) -> jax.Array:
         w = jnp.where(corral, jnp.linalg.solve(system, corral.astype(d.dtype)), 0)
         return w / jnp.where(corral.any(), w.sum(), 1)
 
-    def unfinished(carry: tuple) -> jax.Array:
+    def unfinished(carry: tuple[Any, ...]) -> jax.Array:
         _, _, done, i = carry
         return ~done & (i < 8 * S)
 
-    def move(carry: tuple) -> tuple:
+    def move(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         w, corral, _, i = carry
         y = affine(corral)
         inside = jnp.all(jnp.where(corral, y > tiny, True))

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from jattn import _errors
 from jattn._types import Array, ArrayTree, Float, Int
 
 Tree: TypeAlias = ArrayTree
+Params = TypeVar("Params")
+"""A pytree of floating-point arrays, of the user's own type."""
 Loss: TypeAlias = Callable[..., jax.Array]
 """loss(params, *data) -> scalar."""
 
@@ -32,7 +34,7 @@ class Now:
     """What `track` made of the updates, summed over all steps so far; None without one."""
     state: Tree
     """The optimiser's."""
-    data: tuple
+    data: tuple[Any, ...]
 
 
 Observe: TypeAlias = Callable[[Now], Tree]
@@ -41,7 +43,7 @@ Track: TypeAlias = Callable[[Tree], Tree]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Generic[Params]):
     """What was seen of a run, and where it ended."""
 
     at: Int[Array, " n"]
@@ -49,7 +51,7 @@ class Trajectory:
     loss: Float[Array, " n"]
     seen: Tree
     """What `observe` picked, with a leading axis n; the parameters by default."""
-    params: Tree
+    params: Params
     """The last ones that are finite."""
     state: Tree
     sums: Tree
@@ -57,7 +59,7 @@ class Trajectory:
     """The number of the step that met a NaN or an infinity, in the loss, a gradient or a new parameter, and was not
     taken: the parameters before it are the last. −1 if none did."""
 
-    def kept(self) -> "Trajectory":
+    def kept(self) -> "Trajectory[Params]":
         """Only what was seen before the run broke; all of it if it did not. Of one run, outside of jit and vmap."""
         n = int(np.sum(np.asarray(self.at) <= int(self.broke))) if int(self.broke) >= 0 else len(self.at)
         at, loss, seen = jax.tree.map(lambda x: x[:n], (self.at, self.loss, self.seen))
@@ -85,7 +87,7 @@ class RunRule:
     observe: Observe | None
     track: Track | None
 
-    def begin(self, params: Tree, state: Tree, data: tuple) -> RunState:
+    def begin(self, params: Tree, state: Tree, data: tuple[Any, ...]) -> RunState:
         state = self.optimizer.init(params) if state is None else state
         sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, params))
         broke = jnp.where(_finite(params), jnp.int32(-1), jnp.int32(0))
@@ -93,7 +95,7 @@ class RunRule:
         params, state, sums, step = vary_as(broke, (params, state, sums, jnp.int32(0)))
         return RunState(params, state, sums, step, broke)
 
-    def step(self, run_state: RunState, data: tuple) -> RunState:
+    def step(self, run_state: RunState, data: tuple[Any, ...]) -> RunState:
         """One step of the optimiser, unless the run broke before or would now.
 
         Chosen by a select, not by jax.lax.cond, whose batching fails on constants inside jax.shard_map (JAX 0.10).
@@ -110,13 +112,13 @@ class RunRule:
         new, old = RunState(params, state, sums, run_state.step + 1, broke), dataclasses.replace(run_state, broke=broke)
         return jax.tree.map(lambda a, b: jnp.where(whole & good, a, b), new, old)
 
-    def steps(self, run_state: RunState, data: tuple, n: Any) -> RunState:
+    def steps(self, run_state: RunState, data: tuple[Any, ...], n: Any) -> RunState:
         """n steps; n may be traced, and where it is not this can be differentiated in reverse."""
         if isinstance(n, int):
             return jax.lax.scan(lambda w, _: (self.step(w, data), None), run_state, length=n)[0]
         return jax.lax.fori_loop(np.int32(0), n, lambda _, w: self.step(w, data), run_state)
 
-    def look(self, run_state: RunState, data: tuple) -> tuple[jax.Array, Tree]:
+    def look(self, run_state: RunState, data: tuple[Any, ...]) -> tuple[jax.Array, Tree]:
         """The loss, and what there is to see."""
         if self.observe is None:
             return self.loss(run_state.params, *data), run_state.params
@@ -128,16 +130,16 @@ class RunRule:
 
 def run(
     loss: Loss,
-    params: Tree,
+    params: Params,
     optimizer: optax.GradientTransformation,
     steps: int,
     *,
-    data: tuple = (),
+    data: tuple[Any, ...] = (),
     observe: Observe | None = None,
     at: int | Sequence[int] | None = None,
     state: Tree = None,
     track: Track | None = None,
-) -> Trajectory:
+) -> Trajectory[Params]:
     """Follows an optax optimiser for a number of steps, in one jitted scan, and returns what was seen on the way.
 
         params_{t+1} = params_t + update(∇L(params_t)),    t = 0, …, steps − 1
@@ -189,13 +191,13 @@ def run(
 
 
 @partial(jax.jit, static_argnames=("rule", "at"))
-def _run(rule: RunRule, at: tuple[int, ...], params: Tree, data: tuple, state: Tree) -> Trajectory:
+def _run(rule: RunRule, at: tuple[int, ...], params: Params, data: tuple[Any, ...], state: Tree) -> Trajectory[Params]:
     run_state = rule.steps(rule.begin(params, state, data), data, at[0])
     first = rule.look(run_state, data)
     gaps = np.diff(np.asarray(at, np.int32))
     even = int(gaps[0]) if len(gaps) and (gaps == gaps[0]).all() else None
 
-    def on(run_state: RunState, gap: Any) -> tuple[RunState, tuple]:
+    def on(run_state: RunState, gap: Any) -> tuple[RunState, tuple[jax.Array, Tree]]:
         run_state = rule.steps(run_state, data, gap if even is None else even)
         return run_state, rule.look(run_state, data)
 
@@ -236,7 +238,7 @@ def validate(
     params: Tree,
     optimizer: Any,
     steps: int,
-    data: tuple,
+    data: tuple[Any, ...],
     observe: Observe | None,
     at: int | Sequence[int] | None,
     track: Track | None,
@@ -249,7 +251,7 @@ def validate(
     return RunRule(loss, optimizer, observe, track), params, _looks(caller, steps, at)
 
 
-def check_loss(caller: str, loss: Loss, params: Tree, data: tuple) -> Tree:
+def check_loss(caller: str, loss: Loss, params: Tree, data: tuple[Any, ...]) -> Tree:
     """The parameters as arrays, once they and the loss are seen to be real."""
     params = jax.tree.map(lambda x: _errors.array(caller, "params", x), params)
     for x in jax.tree.leaves(params):
@@ -281,7 +283,7 @@ def _finite(tree: Tree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
-def _varying(x: jax.Array) -> frozenset:
+def _varying(x: jax.Array) -> frozenset[str]:
     """The mesh axes that x varies over within jax.shard_map. The first name is that of JAX before 0.10."""
     kind = jax.typeof(x)
     return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying

@@ -8,20 +8,20 @@
 (5, 8)
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jattn.hosts._attend import attend_heads, host, measure_heads
 from jattn.masks import Mask
 
-eqx = host("equinox")
+if TYPE_CHECKING:
+    import equinox as eqx
+else:
+    eqx = host("equinox")
 
 
-_Base: Any = eqx.nn.MultiheadAttention
-
-
-class MultiheadAttention(_Base):
+class MultiheadAttention(eqx.nn.MultiheadAttention):
     """equinox.nn.MultiheadAttention at linear memory. Its mask may also be a value of `jattn.masks`."""
 
     def __call__(

@@ -10,17 +10,17 @@
 (3, 5, 8)
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jattn.hosts._attend import attend_heads, host, measure_heads
 
-hk = host("haiku")
+if TYPE_CHECKING:
+    import haiku as hk
+else:
+    hk = host("haiku")
 
 
-_Base: Any = hk.MultiHeadAttention
-
-
-class MultiHeadAttention(_Base):
+class MultiHeadAttention(hk.MultiHeadAttention):
     """haiku.MultiHeadAttention at linear memory. Its mask may also be a value of `jattn.masks`."""
 
     def __call__(
@@ -36,6 +36,6 @@ class MultiHeadAttention(_Base):
         v = self._linear_projection(value, self.value_size, "value")
         out = attend_heads(q, k, v, None, mask, **options)
         joined = out.reshape(*out.shape[:-2], -1)
-        more = {"w_init": self.w_init, "with_bias": self.with_bias, "b_init": self.b_init}
+        more: dict[str, Any] = {"w_init": self.w_init, "with_bias": self.with_bias, "b_init": self.b_init}
         out = hk.Linear(self.model_size, **more)(joined)
         return out if measure is None else (out, measure_heads(q, k, None, mask, rows=measure, **options))

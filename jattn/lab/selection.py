@@ -11,7 +11,7 @@ reproduction stands or falls with the derivative of the softmax.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,8 @@ from jattn._softmax import log_softmax, softmax
 from jattn._types import Array, Float
 from jattn.lab.result import Result, oracle, result, seed_of
 
-n, T, D = 5, 5, 8
+n: int = 5
+T, D = 5, 8
 STEPS, RATE = 10_000, 0.1
 FACTORED_STEPS, FACTORED_RATE, FACTORED_START = 60_000, 0.03, 0.1
 
@@ -64,7 +65,9 @@ def log_regret(factors: tuple[Array, Array], problem: Problem) -> Array:
     return jax.nn.logsumexp(log_softmax(problem.scores(factors[0] @ factors[1].T)) + log_gap)
 
 
-def descend(loss: Callable, start: Array | tuple[Array, Array], rate: float, steps: int) -> tuple:
+def descend(
+    loss: Callable[..., jax.Array], start: Array | tuple[Array, Array], rate: float, steps: int
+) -> tuple[Any, Any]:
     """Steps of length `rate` against the gradient; the end, and each 1,000th state on the way."""
 
     def step(_: int, w: Array | tuple[Array, Array]) -> Array | tuple[Array, Array]:
@@ -72,7 +75,7 @@ def descend(loss: Callable, start: Array | tuple[Array, Array], rate: float, ste
         length = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(g)))
         return jax.tree.map(lambda w, g: w - rate * g / jnp.where(length == 0, 1, length), w, g)
 
-    def thousand(w: Array | tuple[Array, Array], _: None) -> tuple:
+    def thousand(w: Array | tuple[Array, Array], _: None) -> tuple[Any, Any]:
         w = jax.lax.fori_loop(0, 1000, step, w)
         return w, w
 

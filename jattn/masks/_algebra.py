@@ -1,14 +1,14 @@
 """What a mask is asked, and how masks and their block states compose with `&`, `|`, `~`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, _html
-from jattn._types import Array, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Int
 from jattn._values import value
 
 SHOWN = 24
@@ -17,9 +17,11 @@ EMPTY, PARTIAL, FULL = 0, 1, 2
 """What a tile of queries and keys is to a mask: no pair, some pairs, or every pair is allowed.
 
 `&` is the minimum of two block states, `|` their maximum, and `~` is 2 minus one."""
+BlockState: TypeAlias = int | np.integer | np.ndarray | jax.Array
+"""One of these of a tile, or of each of many: in NumPy where it is known before anything is traced."""
 
 
-def block_state(some: Any, every: Any) -> Any:
+def block_state(some: ArrayLike, every: ArrayLike) -> BlockState:
     """What a tile is to a mask: EMPTY, PARTIAL or FULL, as none, some or all of its pairs are allowed.
 
     Args:
@@ -130,7 +132,7 @@ class Mask:
         """
         raise NotImplementedError
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         """EMPTY, PARTIAL or FULL, for each tile of q (down) against each tile of k (across).
 
         Never wrong, but allowed not to know: PARTIAL.
@@ -259,7 +261,7 @@ class And(_Both):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return self.a.pairs(q, k) & self.b.pairs(q, k)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         return _elementwise("minimum", self.a.block_state(q, k), self.b.block_state(q, k))
 
     def __repr__(self) -> str:
@@ -274,7 +276,7 @@ class Or(_Both):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return self.a.pairs(q, k) | self.b.pairs(q, k)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         return _elementwise("maximum", self.a.block_state(q, k), self.b.block_state(q, k))
 
     def __repr__(self) -> str:
@@ -294,7 +296,7 @@ class Not(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return ~self.a.pairs(q, k)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         state = self.a.block_state(q, k)
         return (FULL if isinstance(state, int) else np.int32(FULL)) - state
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import show, static, value
-from jattn.masks._algebra import Mask, Spans, TileAxis, block_state, over_vectors
+from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
 
 
 @value
@@ -22,7 +22,7 @@ class Chunked(Mask):
         chunk_q, chunk_k = (x.positions - x.positions % self.size for x in (q, k))
         return chunk_q == chunk_k
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         (low_q, high_q), (low_k, high_k) = ((x.lowest // self.size, x.highest // self.size) for x in (q, k))
         return block_state((low_q <= high_k) & (low_k <= high_q), (low_q == high_k) & (low_k == high_q))
 
@@ -48,7 +48,7 @@ class Blocks(Mask):
         block = positions // self.size
         return jnp.clip(block, 0, n - 1), (block >= 0) & (block < n)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         # Sums over all blocks above and to the left: four of them give the sum over any rectangle.
         sums = jnp.pad(jnp.cumsum(jnp.cumsum(self.table, 0, jnp.int32), 1, jnp.int32), ((1, 0), (1, 0)))
         ends = [(x.lowest // self.size, x.highest // self.size + 1) for x in (q, k)]

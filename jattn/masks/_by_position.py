@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, Bool, Int
 from jattn._values import show, static, value
-from jattn.masks._algebra import EMPTY, FULL, Mask, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import EMPTY, FULL, BlockState, Mask, Spans, TileAxis, block_state, token_count
 
 
 @value
@@ -19,7 +19,7 @@ class Causal(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return q.positions >= k.positions
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         return block_state(q.highest >= k.lowest, q.lowest >= k.highest)
 
     def __repr__(self) -> str:
@@ -36,7 +36,7 @@ class Prefix(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return k.positions < self.n
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         return block_state(k.lowest < self.n, k.highest < self.n)
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class Sinks(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return (k.positions < self.n) & (k.positions <= q.positions)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         some = (k.lowest < self.n) & (k.lowest <= q.highest)
         return block_state(some, (k.highest < self.n) & (k.highest <= q.lowest))
 
@@ -78,7 +78,7 @@ class Window(Mask):
             near &= s - t <= self.right
         return near
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         some, every = True, True
         if self.left is not None:
             some, every = q.lowest - k.highest <= self.left, q.highest - k.lowest <= self.left
@@ -99,7 +99,7 @@ class Constant(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return jnp.full((), self.allowed)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         return FULL if self.allowed else EMPTY
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from jattn import _errors
 from jattn._types import Array, Bool, Int
 from jattn._values import show, value
-from jattn.masks._algebra import PARTIAL, Mask, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import PARTIAL, BlockState, Mask, Spans, TileAxis, block_state, token_count
 
 
 @value
@@ -28,7 +28,7 @@ class Lengths(Mask):
 
         return filled(q, self.q) & filled(k, self.k)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         some, every = True, True
         for tiles, n in ((q, self.q), (k, self.k)):
             if n is not None:
@@ -50,7 +50,7 @@ class Dense(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return self.array
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         """By reading the array once, a row of tiles at a time: an attended pair costs many times that."""
         if 1 not in self.array.shape:
             if not all(isinstance(n, int) for n in self.array.shape):
@@ -115,7 +115,7 @@ class Segments(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return self.q == self._of_keys
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         (low_q, high_q, seen_q), (low_k, high_k, seen_k) = _ids(self.q, q), _ids(self._of_keys, k)
         some = (low_q <= high_k) & (low_k <= high_q) & (seen_q & seen_k != 0)
         return block_state(some, (low_q == high_k) & (low_k == high_q))
@@ -160,7 +160,7 @@ class Ragged(Mask):
         of_q, of_k = _sequence(self.q, q.numbers), _sequence(self._of_keys, k.numbers)
         return (of_q == of_k) & self._exist(of_q)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         (low_q, high_q, whole_q), (low_k, high_k, whole_k) = _sequences(self.q, q), _sequences(self._of_keys, k)
         low, high = jnp.maximum(low_q, low_k), jnp.minimum(high_q, high_k)
         # How many sequences up to each have both queries and keys: one between low and high has them in these tiles.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, Bool, Int
 from jattn._values import show, static, value
-from jattn.masks._algebra import Mask, Spans, TileAxis, block_state, over_vectors
+from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
 
 UNROLLED = 8
 """How many of the chosen blocks are compared in one pass over the pairs."""
@@ -39,7 +39,7 @@ class ChosenBlocks(Mask):
         found = jnp.zeros((t.shape[0], s.shape[0]), bool)
         return jax.lax.fori_loop(0, n, compare, found, unroll=UNROLLED) & (j >= 0)[None]
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         (rows, n), columns = self.indices.shape, jnp.arange(k.lowest.size, dtype=jnp.int32)
         low_k, high_k = (jnp.asarray(end, jnp.int32).reshape(1, -1) // self.size for end in (k.lowest, k.highest))
         ordered = jnp.sort(self.indices, axis=1)

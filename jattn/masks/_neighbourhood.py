@@ -9,7 +9,7 @@ import numpy as np
 from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import static, value
-from jattn.masks._algebra import Mask, Spans, TileAxis, block_state
+from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state
 
 
 @value
@@ -36,7 +36,7 @@ class Neighbourhood(Mask):
                 allowed &= t % self.dilation[axis] == s % self.dilation[axis]
         return allowed
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         """Of the smallest box of the array that holds the queries of a tile, and of that of its keys."""
         some, every = True, True
         for x in (q, k):

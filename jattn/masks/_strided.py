@@ -1,11 +1,9 @@
 """Masks with a stride: keys at equal distances, counted back from the query."""
 
-from typing import Any
-
 from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import static, value
-from jattn.masks._algebra import Mask, Spans, TileAxis, block_state
+from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state
 
 
 @value
@@ -18,7 +16,7 @@ class Dilated(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return q.positions % self.stride == k.positions % self.stride
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         nearest, farthest = q.lowest - k.highest, q.highest - k.lowest
         some = farthest // self.stride * self.stride >= nearest  # a multiple of the stride lies between
         return block_state(some, some & ((nearest == farthest) | (self.stride == 1)))
@@ -39,7 +37,7 @@ class Strided(Mask):
         back = q.positions - k.positions
         return (back >= 0) & ((back <= self.local) | (back % self.stride == 0))
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         nearest, farthest = q.lowest - k.highest, q.highest - k.lowest
         multiple = farthest // self.stride * self.stride  # the farthest
         some = (farthest >= 0) & ((nearest <= self.local) | (multiple >= nearest))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, Bool, Int
 from jattn._values import show, value
-from jattn.masks._algebra import Mask, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, token_count
 
 EVERY = 2**31 - 1
 """More than any number of a token: a key that leaves after it is an ancestor of all."""
@@ -27,7 +27,7 @@ class Tree(Mask):
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return (self.first <= self.number) & (self.number < self.after)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         low, high = q.of(self.number, jnp.min), q.of(self.number, jnp.max)
         some = (k.of(self.first, jnp.min) <= high) & (low < k.of(self.after, jnp.max))
         return block_state(some, (k.of(self.first, jnp.max) <= low) & (high < k.of(self.after, jnp.min)))

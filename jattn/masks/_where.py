@@ -11,7 +11,7 @@ import numpy as np
 from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import Closed, close, name_of, static, value
-from jattn.masks._algebra import PARTIAL, Mask, Spans, TileAxis, block_state, over_vectors
+from jattn.masks._algebra import PARTIAL, BlockState, Mask, Spans, TileAxis, block_state, over_vectors
 
 
 class PairRule:
@@ -41,7 +41,8 @@ class PairRule:
         if asked not in self.found:
             with jax.ensure_compile_time_eval():
                 ends = (np.stack([np.asarray(x.lowest).ravel(), np.asarray(x.highest).ravel()]) for x in (q, k))
-                self.found[asked] = block_state(*(np.asarray(a) for a in _search(self, q.size, k.size, *ends)))
+                some, every = (np.asarray(a) for a in _search(self, q.size, k.size, *ends))
+                self.found[asked] = np.asarray(block_state(some, every))
         return self.found[asked]
 
 
@@ -76,7 +77,7 @@ class Where(Mask):
             return jax.vmap(jax.vmap(lambda t, s: self.rule(self.captured, t, s)[0]))(t, s)
         return over_vectors(lambda t, s: self.rule.of_pairs(self.captured, t, s), t, s)
 
-    def block_state(self, q: Spans, k: Spans) -> Any:
+    def block_state(self, q: Spans, k: Spans) -> BlockState:
         ends = q.lowest, q.highest, k.lowest, k.highest
         known = not any(isinstance(x, jax.Array) for x in (*ends, *self.state_captured))
         if self.state_rule is None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -216,8 +216,8 @@ def _llama3(f: Frequencies, factor: float, original: int, low: float, high: floa
 
 
 def longrope(
-    short: Sequence[float],
-    long: Sequence[float],
+    short: Iterable[float],
+    long: Iterable[float],
     *,
     factor: float,
     original: int,

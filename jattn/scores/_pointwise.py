@@ -1,13 +1,13 @@
 """What a score is, and those of the logit and the distance alone; one after another."""
 
 import math
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Float
+from jattn._types import Array, Float, ScoreModifier
 from jattn._values import show, value
 
 
@@ -184,6 +184,10 @@ def alibi_slopes(heads: int) -> Float[Array, " H"]:
     return jnp.asarray((slopes + between)[:H], jnp.float32)
 
 
+@overload
+def compose(*scores: Score) -> Score: ...
+@overload
+def compose(*scores: ScoreModifier) -> ScoreModifier: ...
 def compose(*scores: Any) -> Any:
     """One score after another: the first is asked first.
 

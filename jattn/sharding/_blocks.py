@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import ScoreModifier
+from jattn._types import ArrayLike, Numeric, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.masks import EMPTY, Mask, Spans
 
@@ -45,10 +45,10 @@ class SchemeOptions(TypedDict, total=False):
 
     mask: Mask | None
     score: ScoreModifier | None
-    sink: Any
-    scale: Any
-    q_positions: Any
-    k_positions: Any
+    sink: ArrayLike | None
+    scale: Numeric | None
+    q_positions: ArrayLike | None
+    k_positions: ArrayLike | None
 
 
 def local_blocks(

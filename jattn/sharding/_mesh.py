@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,38 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jattn import _errors
-from jattn._types import ScoreModifier
+from jattn._types import Array, ArrayLike, Float, ScoreModifier
 from jattn.arguments import options as arguments
-from jattn.sharding._blocks import leaf_axes, of_shards
+from jattn.sharding._blocks import SchemeOptions, leaf_axes, of_shards
 from jattn.sharding._schemes import ring, tree, whole
 
+RowsOf = TypeVar("RowsOf", jax.Array, np.ndarray)
 
+
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    mesh: Mesh,
+    spec: PartitionSpec,
+    scheme: Callable[..., Any] = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[SchemeOptions],
+) -> Float[Array, "*B T H Dv"]: ...
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    mesh: Mesh,
+    spec: PartitionSpec,
+    scheme: Callable[..., Any] = ...,
+    return_lse: Literal[True],
+    **options: Unpack[SchemeOptions],
+) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def attention(
     q: Any,
     k: Any,
@@ -120,7 +146,7 @@ def attention(
     )(q, k, v, [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves], options_of)
 
 
-def zigzag(x: Any, devices: int, *, axis: int = 0) -> Any:
+def zigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
     """Rows in the order that balances causal work: device i gets the pieces i and 2P − 1 − i of 2P.
 
     Each device then has as many early rows, which attend few keys, as late ones, which attend many.
@@ -146,7 +172,7 @@ def zigzag(x: Any, devices: int, *, axis: int = 0) -> Any:
     return _pieces("zigzag", x, devices, axis, _order(devices))
 
 
-def unzigzag(x: Any, devices: int, *, axis: int = 0) -> Any:
+def unzigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
     """Rows in the order of the sequence again: undoes `zigzag`.
 
     Args:

@@ -1,12 +1,14 @@
 """The schemes: ways for P devices, each with a piece of one sequence, to attend over all of it."""
 
 import dataclasses
-from typing import Any, Unpack
+from collections.abc import Hashable
+from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._types import Array, ArrayLike, Float
 from jattn.arguments.heads import rows_before_heads
 from jattn.partials import merge_devices
 from jattn.sharding._blocks import SchemeOptions, devices, local_blocks
@@ -21,6 +23,26 @@ from jattn.sharding._exchange import (
 )
 
 
+@overload
+def ring(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: Hashable,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[SchemeOptions],
+) -> Float[Array, "*B T H Dv"]: ...
+@overload
+def ring(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: Hashable,
+    return_lse: Literal[True],
+    **options: Unpack[SchemeOptions],
+) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def ring(
     q: Any,
     k: Any,
@@ -79,6 +101,26 @@ def ring(
     return unflatten_batch(b, *ring_attention(b, axis_name), return_lse)
 
 
+@overload
+def all_to_all(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: Hashable,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[SchemeOptions],
+) -> Float[Array, "*B T H Dv"]: ...
+@overload
+def all_to_all(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: Hashable,
+    return_lse: Literal[True],
+    **options: Unpack[SchemeOptions],
+) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def all_to_all(
     q: Any,
     k: Any,
@@ -122,6 +164,26 @@ def all_to_all(
     return unflatten_batch(b, out, lse, return_lse)
 
 
+@overload
+def gather(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: Hashable,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[SchemeOptions],
+) -> Float[Array, "*B T H Dv"]: ...
+@overload
+def gather(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: Hashable,
+    return_lse: Literal[True],
+    **options: Unpack[SchemeOptions],
+) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def gather(
     q: Any,
     k: Any,
@@ -166,6 +228,26 @@ def gather(
     return unflatten_batch(b, rows_before_heads(out), rows_before_heads(lse), return_lse)
 
 
+@overload
+def tree(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: Hashable,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[SchemeOptions],
+) -> Float[Array, "*B T H Dv"]: ...
+@overload
+def tree(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: Hashable,
+    return_lse: Literal[True],
+    **options: Unpack[SchemeOptions],
+) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def tree(
     q: Any,
     k: Any,
@@ -221,6 +303,26 @@ def tree(
     return unflatten_batch(b, rows_before_heads(out.astype(own.dtype)), rows_before_heads(lse), return_lse)
 
 
+@overload
+def ring_all_to_all(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: tuple[Hashable, Hashable],
+    return_lse: Literal[False] = ...,
+    **options: Unpack[SchemeOptions],
+) -> Float[Array, "*B T H Dv"]: ...
+@overload
+def ring_all_to_all(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    axis_name: tuple[Hashable, Hashable],
+    return_lse: Literal[True],
+    **options: Unpack[SchemeOptions],
+) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def ring_all_to_all(
     q: Any,
     k: Any,

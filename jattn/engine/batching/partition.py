@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -99,7 +100,7 @@ class _BitcastCodec(NamedTuple):
 
     @classmethod
     def of(cls, x: Any) -> "_BitcastCodec":
-        return cls(x.dtype, jax.random.key_impl(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else None)
+        return cls(x.dtype, jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None)
 
     @property
     def wide(self) -> bool:
@@ -125,14 +126,16 @@ def with_settings(x64: bool, precision: Any) -> Iterator[None]:
 
 
 # A function that is traced and lowered with the settings of the caller, in whatever thread that happens.
-with_settings_p = Primitive("as_set")
+with_settings_p: Primitive = Primitive("as_set")
 with_settings_p.multiple_results = True
 
 
-@with_settings_p.def_abstract_eval
 def _abstract(*avals: Any, fun: Fun, x64: bool, precision: Any) -> list[Any]:
     with with_settings(x64, precision):
         return jax.make_jaxpr(fun)(*avals).out_avals
+
+
+with_settings_p.def_abstract_eval(_abstract)
 
 
 @partial(mlir.register_lowering, with_settings_p)

@@ -198,7 +198,7 @@ def _compiled(*xs: Any, fun: BatchedFunction) -> list[jax.Array]:
     return batched_call_p.bind(*xs, fun=fun)
 
 
-batched_call_p = Primitive("batched_call")
+batched_call_p: Primitive = Primitive("batched_call")
 batched_call_p.multiple_results = True
 batched_call_p.def_impl(_compiled)
 

@@ -98,14 +98,15 @@ class Call:
     """The operands of a pass over all heads, in the form that its kernels take."""
 
     def __init__(self, plan: Plan, tree: Any, levels: BatchLevels, xs: Sequence[jax.Array]):
-        self.plan, self.sizes = plan, levels.sizes
+        self.plan: Plan = plan
+        self.sizes: tuple[int, ...] = levels.sizes
         n = tree.num_leaves
         leaves = [
             Leaf(x.reshape(-1, *x.shape[len(own) :]), own, "") for x, own in zip(xs, levels.operands, strict=True)
         ]
-        self.more = leaves[n:]
+        self.more: list[Leaf] = leaves[n:]
         self.raw: Operands = jax.tree.unflatten(tree, leaves[:n])
-        self.x = self.in_blocks(self.raw)
+        self.x: Operands = self.in_blocks(self.raw)
 
     @property
     def every(self) -> tuple[int, ...]:

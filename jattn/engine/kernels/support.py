@@ -40,7 +40,7 @@ PLATFORMS = ("tpu", "gpu")
 LOWERED = MappingProxyType({"tpu": "tpu", "gpu": "cuda"})
 INTERPRETED = "tpu"
 """The platform whose kernels implementation='interpret' runs."""
-logger = logging.getLogger("jattn")
+logger: logging.Logger = logging.getLogger("jattn")
 
 
 def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Callable[..., Any] | None:

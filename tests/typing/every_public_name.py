@@ -1,0 +1,225 @@
+"""Every public name, used as a user would, for type checkers: `make lint` reads it, nothing runs it.
+
+Strict mypy and strict pyright must pass, and `assert_type` says what a call is to be worth to them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, assert_type
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, PartitionSpec
+from matplotlib.figure import Figure
+from rich.console import Console
+
+import jattn
+from jattn import cache, console, figures, flow, heads, lab, masks, page, positions, reference, scores, sharding
+from jattn.hosts.equinox import MultiheadAttention
+from jattn.hosts.flax import attention_fn
+from jattn.hosts.haiku import MultiHeadAttention
+from jattn.hosts.transformers import attention_interface
+
+Array = jax.Array
+LABELS = ("river", "money", "the")
+
+
+def cap(score: Array, t: Array, s: Array) -> Array:
+    del t, s
+    return 30 * jnp.tanh(score / 30)
+
+
+def one_head(q: Array, k: Array, v: Array, key: Array) -> Array:
+    assert_type(jattn.attention(q, k, v), Array)
+    assert_type(jattn.attention(q, k, v, return_lse=True), tuple[Array, Array])
+    partial = jattn.attention(q, k, v, mask=masks.causal(), score=cap, bias=np.zeros((4, 4)), sink=0.5, scale=0.1,
+                              q_positions=np.arange(4), k_positions=np.arange(4), dropout_rate=0.1, dropout_key=key,
+                              tile=(128, 128), implementation="loops", return_lse=True)  # fmt: skip
+    out, lse = jattn.merge(partial, jattn.attention(q, k, v, return_lse=True))
+    steps = jattn.explain(q, k, v, mask=masks.full())
+    assert_type(steps, jattn.Steps)
+    rows = jattn.weights_of(q, k, lse, np.array([0, 1]))
+    found = jattn.statistics(q, k, groups=np.zeros(4, np.int32), num_groups=1)
+    assert_type(found, jattn.Statistics)
+
+    def loss(q: Array) -> Array:
+        return jattn.attention(q, k, v).var()
+
+    best, logits = jattn.top_keys(q, k, 2)
+    save = jax.checkpoint_policies.save_only_these_names(*jattn.CHECKPOINT_NAMES)
+    how = jattn.implementations(loss, q, platform="tpu")
+    print(save, [row.reason for row in how], best.shape)
+    more = jattn.softmax(steps.scores) + jattn.log_softmax(steps.scaled, axis=-1) + steps.weights
+    return out + rows.sum() + logits.sum() + more.sum() + found.entropy.sum() + reference.attention(q, k, v)[0]
+
+
+def many_heads(query: Array, key: Array, value: Array, starts: Array) -> Array:
+    assert_type(jattn.dot_product_attention(query, key, value, return_residual=True), tuple[Array, Array])
+    assert_type(jattn.ragged_attention(query[0], key[0], value[0], starts, return_lse=True), tuple[Array, Array])
+    packed = jattn.ragged_attention(query[0], key[0], value[0], starts, mask=masks.causal())
+    out = jattn.dot_product_attention(query, key, value, is_causal=True, local_window_size=(8, 0), sink=np.zeros(2))
+    return assert_type(out, Array) + assert_type(packed, Array)
+
+
+class EveryOther(masks.Mask):
+    """A mask of one's own is a subclass with a rule for pairs."""
+
+    def pairs(self, q: masks.TileAxis, k: masks.TileAxis) -> Array:
+        return (q.positions - k.positions) % 2 == 0
+
+    def block_state(self, q: masks.Spans, k: masks.Spans) -> Any:
+        some = (q.last > q.first) | (k.last > k.first) | ((q.first - k.first) % 2 == 0)
+        return masks.block_state(some, False)
+
+
+def every_mask(ids: Array) -> masks.Mask:
+    def near(t: Array, s: Array) -> Array:
+        return abs(t - s) < 3
+
+    def state(q: masks.Spans, k: masks.Spans) -> Array:
+        return jnp.where((q.first > k.last + 3) | (k.first > q.last + 3), masks.EMPTY, masks.PARTIAL)
+
+    made = masks.causal() & masks.window(left=8, right=0) | ~masks.prefix(4)
+    made &= masks.segments(ids) | masks.ragged(ids) | masks.lengths(k=ids) | masks.tree(np.array([-1, 0, 0]))
+    made |= masks.chunked(4) & masks.dilated(2) & masks.strided(4) & masks.sinks(2) & EveryOther()
+    made |= masks.neighbourhood((4, 4), 1, causal_axes=(True, False)) & masks.chosen_blocks(ids[None], 2)
+    made &= masks.blocks(np.ones((2, 2), bool), 4) | masks.dense(np.ones((8, 8), bool)) | masks.empty() | masks.full()
+    made |= masks.where(near) | masks.where(near, state=state)
+    print(masks.picture(made, 8), masks.to_dense(made, 8, 8).sum(), masks.FULL, isinstance(ids, masks.Rows))
+    return made
+
+
+def every_score(table: Array) -> Callable[[Array, Array, Array], Array]:
+    slopes = scores.alibi_slopes(8)
+    print(scores.bucket(np.arange(4), 32, max_distance=128, bidirectional=True))
+    first: scores.Score = scores.soft_cap(30.0)
+    return scores.compose(first, scores.temperature(2.0), scores.alibi(slopes[0]), cap, scores.distance_bias(table),
+                          scores.relative_bias(table, max_distance=128))  # fmt: skip
+
+
+def every_position(x: Array) -> Array:
+    scaling: positions.Scaling = positions.compose(positions.linear(2.0), positions.ntk(2.0))
+    others = [positions.yarn(4.0, original=4096), positions.llama3(8.0, original=8192),
+              positions.dynamic_ntk(2.0, original=4096, length=8192),
+              positions.longrope(np.ones(2), np.ones(2), factor=2.0, original=4096, length=8192)]  # fmt: skip
+    found: positions.Frequencies = positions.frequencies(4, scaling=scaling)
+    print(others, found.inv, positions.sections(2, 2))
+    return positions.rotary(x, np.arange(4), scaling=scaling) + positions.sinusoidal(np.arange(4), 4)
+
+
+def every_layer(key: Array, x: Array) -> Array:
+    params = heads.init(key, 8, heads=2, kv_heads=1)
+    q, k, v = heads.project(params, x, rope=positions.rotary)
+    out = heads.output(params, heads.grouped(q, k, v, mask=masks.causal()), x)
+    out += heads.multi_head(params, x, mask=masks.causal(), rope=positions.rotary)
+    latent = heads.latent_init(key, 8, heads=2, head_dim=4, rope_dim=2, value_dim=4, kv_rank=4)
+    print([a.shape for a in heads.latents(latent, x, rope=positions.rotary)])
+    out += heads.latent_absorbed(latent, x, rope=positions.rotary)
+    return heads.rms_norm(out + heads.latent_expanded(latent, x, rope=positions.rotary), np.ones(8))
+
+
+def every_cache(q: Array, k: Array, v: Array) -> Array:
+    held = cache.append(cache.contiguous(1, 2, 16, 4), k, v)
+    assert_type(held, cache.Contiguous)
+    paged = cache.free(cache.share(cache.paged(1, 2, 16, 4, pages=8, page=4), 0, np.array([1])), np.array([0]))
+    assert_type(paged, cache.Paged)
+    ring: cache.Ring = cache.ring(1, 2, 4, window=8)
+    held_by: cache.Cache = ring
+    numbers, scale = cache.quantised(k)
+    print(cache.next_positions(held_by, 4), numbers.dtype, scale.shape)
+    out = cache.attention(q, held, mask=masks.causal(), score=cap)
+    out, lse = cache.attention(q, held, return_lse=True)
+    return assert_type(cache.cascade(q, held, paged), Array) + out + lse.sum()
+
+
+def every_scheme(q: Array, k: Array, v: Array, mesh: Mesh, spec: PartitionSpec) -> Array:
+    out = sharding.ring(q, k, v, axis_name="seq", mask=masks.causal())
+    out, lse = sharding.gather(q, k, v, axis_name="seq", return_lse=True)
+    out += sharding.all_to_all(q, k, v, axis_name="seq") + sharding.tree(q, k, v, axis_name="seq") + lse.sum()
+    out += sharding.ring_all_to_all(q, k, v, axis_name=("ring", "heads"))
+    out += sharding.attention(q, k, v, mesh=mesh, spec=spec)
+    found = sharding.merge_statistics(jattn.statistics(q[0, :, 0], k[0, :, 0]), axis_name="seq")
+    told: sharding.Comparison = sharding.plan(1024, 1024, heads=8, kv_heads=8, head_dim=64, dtype=jnp.bfloat16,
+                                              devices=8, flops_per_second=1e15, bandwidth=1e12)  # fmt: skip
+    costs: tuple[sharding.Cost, ...] = told.costs
+    link: sharding.Link = sharding.LINKS["TPU v5e"]
+    print([cost.scheme for cost in costs], link.bytes_per_second, found.lse)
+    return sharding.unzigzag(sharding.zigzag(out, 8), 8)
+
+
+class Toy(dict[str, Array]):
+    """Parameters of a type of one's own."""
+
+
+def every_flow(q: Array, k: Array, params: Toy, folder: Path) -> None:
+    def read(params: Toy) -> tuple[Array, Array]:
+        return params["q"], params["k"]
+
+    def grads(now: flow.Now) -> Any:
+        return now.grads
+
+    def balanced(params: Toy) -> Array:
+        return flow.balance(params["q"], params["k"])
+
+    objective = flow.cross_entropy(0)
+    loss = flow.loss_of(read, objective)
+    observe = flow.watch(read, objective, 0, conserved=balanced)
+    path = flow.run(loss, params, optax.sgd(0.1), 100, observe=observe, at=flow.log_steps(100))
+    assert_type(path, flow.Trajectory[Toy])
+    assert_type(path.kept().params, Toy)
+    flow.run_in_parts(loss, params, optax.sgd(0.1), 100, every=10, folder=folder)
+    flow.integrate(loss, params, [0.0, 1.0], observe=grads)
+    seen: flow.Diagnostics = path.seen
+    report: flow.Report = flow.check(path)
+    checks: tuple[flow.Check, ...] = report.checks
+    margin: flow.Margin = flow.max_margin(k, 0)
+    steps = flow.attention_steps(q, k, k)
+    pulled = flow.pulls(q, k, k, flow.squared_error(np.zeros(4)))
+    projected = flow.projection_pulls(q, k, k, k, objective)
+    numbers = [flow.entropy(steps.weights), flow.max_logit(q, k), flow.saturation(steps.weights), margin.margin,
+               flow.jacobian_spectrum(q[0]), flow.softmax_jacobian(q[0]), flow.rollout(steps.weights)]  # fmt: skip
+    print(numbers, checks[0].identity, seen.margin, pulled.on_q.shape, projected)
+
+
+def every_result() -> list[bool]:
+    found = [f(seed=0) for f in lab.RESULTS]
+    found += [lab.attention_as_svm(), lab.attention_as_nuclear_svm(), lab.one_step_of_descent(), lab.rank_collapse()]
+    found += [lab.clustering(), lab.entropy_bound(), lab.induction_heads(), lab.variance_of_dot_products()]
+    rooms = (lab.collapse, lab.dot_products, lab.entropies, lab.induction, lab.regression, lab.selection, lab.sphere)
+    result: lab.Result = found[0]
+    print(rooms, result.claim)
+    return [all(r.holds.values()) for r in found]
+
+
+def every_figure(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> list[Path]:
+    drawn = [figures.weights(weights, LABELS, LABELS), figures.arcs(weights, LABELS, LABELS), figures.heads(weights),
+             figures.training(run, LABELS), figures.why(weights, LABELS), figures.conserved({"q": (weights, weights)}),
+             figures.path(weights, weights, LABELS), figures.tiles(np.zeros((2, 2), int))]  # fmt: skip
+    assert_type(drawn, list[Figure])
+    return [figures.animate(run, LABELS, folder / "run.gif"), *figures.save(drawn[0], folder / "weights")]
+
+
+def every_view(weights: np.ndarray, folder: Path) -> Path:
+    out = Console()
+    for view in (console.bars(LABELS, weights[0]), console.heatmap(weights, LABELS, LABELS),
+                 console.ranked(weights, LABELS, LABELS), console.sparklines({"p": weights[0]}),
+                 console.tiles(np.zeros((2, 2), int)), console.vectors(LABELS, weights),
+                 console.why(weights, LABELS), console.conserved({"q": weights[0]}),
+                 console.arrows(weights[0], weights[0], weights, weights)):  # fmt: skip
+        out.print(view)
+    with console.progress("steps") as word:
+        word(1, 2)
+    return console.save(console.bars(LABELS, weights[0]), folder / "bars.svg")
+
+
+def every_page(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> Path:
+    parts: list[page.Part] = [page.weights(weights, LABELS, LABELS), page.heads(weights[None], LABELS, LABELS),
+                              page.run(run, LABELS, target=0)]  # fmt: skip
+    print(len(page.html("bank", *parts)))
+    return page.write(folder / "bank.html", "bank", *parts)
+
+
+def every_host(layer: MultiheadAttention, other: MultiHeadAttention, x: Array) -> Any:
+    return attention_fn(x, x, x), layer(x, x, x), other(x, x, x), attention_interface
