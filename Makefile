@@ -8,6 +8,8 @@ VENV   := .venv
 SIZE   := 0.9 GB for the demos and 2.3 GB for the tests
 BIN    := $(VENV)/bin
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
+# The examples of the package, with every annotated type and shape checked on the way.
+EXAMPLES = $(PYTEST) jattn --jaxtyping-packages=jattn,_checked_shapes.checked
 DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text \
           masks_and_scores every_derivative laplacian qk_clip learns_which_blocks bank_page
 # The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.
@@ -53,10 +55,12 @@ demo-processes: $(VENV)/.ready-demo
 	@$(BIN)/python demos/many_devices.py --processes 4 --devices 2
 
 test: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
-	@$(PYTEST)
+	@$(PYTEST) tests README.md docs
+	@$(EXAMPLES)
 
 test-all: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
-	@$(PYTEST) --all
+	@$(PYTEST) --all tests README.md docs
+	@$(EXAMPLES) --all
 
 # Mistakes planted one by one into a copy, each of which `make test` must notice.
 mistakes: $(VENV)/.ready-dev $(VENV)/.torch
@@ -175,4 +179,4 @@ $(VENV)/.tpu $(VENV)/.cuda: $(VENV)/.%: benchmarks/_compilers.py | $(VENV)/.read
 check: lint test
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-lowest $(VENV)-newest $(VENV)-nightly $(VENV)-uv $(VENV)-compile out
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-dist $(VENV)-empty $(VENV)-bench $(VENV)-lowest $(VENV)-newest $(VENV)-nightly $(VENV)-uv $(VENV)-compile out

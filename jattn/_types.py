@@ -20,11 +20,13 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 if TYPE_CHECKING:  # chex has no py.typed: of its names, checkers would know nothing
-    ArrayTree: TypeAlias = Any
     Numeric: TypeAlias = jax.Array | np.ndarray[Any, Any] | np.generic | float
     PRNGKey: TypeAlias = jax.Array
 else:
-    from chex import ArrayTree, Numeric, PRNGKey
+    from chex import Numeric, PRNGKey
+
+ArrayTree: TypeAlias = Any
+"""A pytree of arrays, for which JAX has no type."""
 
 Queries: TypeAlias = Float[Array, "T D"]
 Keys: TypeAlias = Float[Array, "S D"]

@@ -19,12 +19,17 @@ from jattn._jax import ClosedJaxpr, Jaxpr, Literal, eval_jaxpr
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def value(cls: Any) -> Any:
-    """A frozen dataclass that is a pytree: fields marked static are structure, all others are leaves.
+    """A frozen dataclass that is a pytree and says itself how it is shown."""
+    return pytree(dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
+
+
+def pytree(cls: Any) -> Any:
+    """Makes a dataclass a pytree: fields marked static are structure, all others are leaves.
 
     Not by `jax.tree_util.register_dataclass`: the structures that it makes (jax 0.10) are equal for two classes whose
-    static fields are, so that `a & b` would be taken for `a | b` wherever programs are kept by structure.
+    static fields are, so that `a & b` would be taken for `a | b` wherever programs are kept by structure. And what is
+    put together from leaves is not initialised: leaves may be anything, arrays with more axes than the fields say too.
     """
-    cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     leaves, fixed = (
         [f.name for f in dataclasses.fields(cls) if bool(f.metadata.get("static")) is s] for s in (False, True)
     )
@@ -38,7 +43,10 @@ def value(cls: Any) -> Any:
         return list(zip(keys, children, strict=True)), structure
 
     def unflatten(structure: Any, children: Any) -> Any:
-        return cls(**dict(zip(leaves, children, strict=True)), **dict(zip(fixed, structure, strict=True)))
+        made = object.__new__(cls)
+        made.__dict__.update(zip(leaves, children, strict=True))
+        made.__dict__.update(zip(fixed, structure, strict=True))
+        return made
 
     jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flatten)
     return cls

@@ -12,8 +12,10 @@ from importlib import resources
 from pathlib import Path
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
+from _checked_shapes import checked
 from _docstrings import flaws
 
 import jattn
@@ -149,6 +151,18 @@ def test_overloads_take_what_the_function_takes(name):
 def test_the_functions_that_also_return_lse_are_overloaded():
     optional = {name for name, f in FUNCTIONS.items() if {"return_lse", "return_residual"} & {*keywords_of(f)}}
     assert optional <= set(OVERLOADED)
+
+
+def test_an_annotated_shape_that_is_not_kept_is_noticed():
+    """By what `make test` has check every function while the examples run."""
+
+    @jaxtyping.jaxtyped(typechecker=checked)
+    def transposed(x: jaxtyping.Float[jax.Array, "T D"]) -> jaxtyping.Float[jax.Array, "T D"]:
+        return x.T
+
+    transposed(np.zeros((3, 3)) + jax.numpy.zeros((3, 3)))
+    with pytest.raises(jaxtyping.TypeCheckError, match="return value of"):
+        transposed(jax.numpy.zeros((2, 3)))
 
 
 def test_type_checkers_are_shown_every_public_name():

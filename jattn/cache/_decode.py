@@ -1,6 +1,5 @@
 """Attention over a cache: few queries decode, chunk of tokens after chunk; many prefill, in the tiles of the engine."""
 
-import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,7 +73,8 @@ def decode(x: CacheQueries, cache: Cache, score: Any) -> Partial:
     queries = (q * x.scale).reshape(x.q.shape), nonfinite.reshape(B, Hkv, G, T)
     n = chunk_size(cache, dtype)
     closed = None if score is None else partial(score, x.captured)
-    heads_of_rows = jax.vmap(jax.vmap(partial(attend_chunk, closed), (None, 0, 0, 0)))
+    of_heads = jax.tree.map(lambda x: 0 if x.ndim > 2 else None, cache.store)  # all but the positions
+    heads_of_rows = jax.vmap(jax.vmap(partial(attend_chunk, closed), (None, 0, 0, of_heads)))
 
     @jax.checkpoint
     def step(state: SoftmaxState, j: jax.Array) -> SoftmaxState:
@@ -89,8 +89,7 @@ def decode(x: CacheQueries, cache: Cache, score: Any) -> Partial:
         if x.filled is not None:
             allowed &= x.filled[..., None]
         rows = ChunkRow(x.positions, some.positions, allowed)
-        heads = dataclasses.replace(some, positions=None)  # type: ignore[arg-type]
-        return heads_of_rows(rows, state, queries, heads)
+        return heads_of_rows(rows, state, queries, some)
 
     sink = None if x.sink is None else x.sink[..., None]
     state = SoftmaxState.start(sink, (B, Hkv, G, T), cache.store.v.shape[3], dtype)

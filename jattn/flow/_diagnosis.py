@@ -10,6 +10,7 @@ import numpy as np
 
 from jattn import _errors
 from jattn._types import Array, Float
+from jattn._values import pytree
 from jattn.flow._closed import Objective, attention_steps, pulls
 from jattn.flow._margins import max_margin
 from jattn.flow._paths import Now, Observe, Trajectory, Tree, vary_as
@@ -18,7 +19,7 @@ Read: TypeAlias = Callable[..., tuple[jax.Array, ...]]
 """read(params, *data) -> (q [D], k [S, D]) or (q, k, v [S, Dv]): what the parameters make of one query and its keys."""
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Diagnostics:
     """One moment of one query among its keys. No one of these numbers tells the story alone.

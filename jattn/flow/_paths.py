@@ -13,6 +13,7 @@ import optax
 
 from jattn import _errors
 from jattn._types import Array, ArrayTree, Float, Int
+from jattn._values import pytree
 
 Tree: TypeAlias = ArrayTree
 Params = TypeVar("Params")
@@ -21,7 +22,7 @@ Loss: TypeAlias = Callable[..., jax.Array]
 """loss(params, *data) -> scalar."""
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Now:
     """One moment of a run, before its next step: what an `observe` may pick from; what it leaves is not computed."""
@@ -41,13 +42,13 @@ Observe: TypeAlias = Callable[[Now], Tree]
 Track: TypeAlias = Callable[[Tree], Tree]
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Trajectory(Generic[Params]):
     """What was seen of a run, and where it ended."""
 
-    at: Int[Array, " n"]
-    """The steps at which it was looked at: the number of steps taken before."""
+    at: Int[Array, " n"] | Float[Array, " n"]
+    """The steps at which it was looked at, the number of steps taken before; of `integrate` the times."""
     loss: Float[Array, " n"]
     seen: Tree
     """What `observe` picked, with a leading axis n; the parameters by default."""
@@ -66,7 +67,7 @@ class Trajectory(Generic[Params]):
         return dataclasses.replace(self, at=at, loss=loss, seen=seen)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class RunState:
     """Where a run stands: all that its next step depends on."""

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import jax
-
 from jattn import _errors
+from jattn._values import pytree
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
     """One published result: what was measured, what was expected, and who says so.

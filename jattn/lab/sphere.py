@@ -22,7 +22,7 @@ def flow(x: Float[Array, "T D"], beta: Array) -> Float[Array, "N T D"]:
     """The tokens at SAMPLES equal steps of time up to HORIZON, by the fourth-order method of Runge and Kutta."""
     h = HORIZON / (SAMPLES * SUBSTEPS)
 
-    def step(_: int, x: Array) -> Array:
+    def step(_: jax.Array, x: Array) -> Array:
         a = velocity(x, beta)
         b = velocity(x + h / 2 * a, beta)
         c = velocity(x + h / 2 * b, beta)

@@ -153,8 +153,8 @@ class Ragged(Mask):
 
     counts_rows = True
 
-    q: Int[Array, " N+1"]
-    k: Int[Array, " N+1"] | None
+    q: Int[Array, " ends"]
+    k: Int[Array, " ends"] | None
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         of_q, of_k = _sequence(self.q, q.numbers), _sequence(self._of_keys, k.numbers)

@@ -102,7 +102,8 @@ def soft_cap(cap: Any) -> Score:
     Example:
       >>> import jax.numpy as jnp
       >>> from jattn import scores
-      >>> print(scores.soft_cap(50.0)(jnp.array([1.0, 50.0, 1000.0]), 0, 0).round())
+      >>> here = jnp.int32(0)
+      >>> print(scores.soft_cap(50.0)(jnp.array([1.0, 50.0, 1000.0]), here, here).round())
       [ 1. 38. 50.]
     """
     return SoftCap(_above_zero("soft_cap", "cap", cap))
