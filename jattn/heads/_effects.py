@@ -60,7 +60,8 @@ def effects(f: Callable[[jax.Array], Any], gates: Float[ArrayLike, "*H"], *, bat
     Raises:
       TypeError: gates are not floating point, or f returns no real number.
 
-    Memory: that of f and of its gradient; batch_size times that of f and its second tangent.
+    Memory: that of f and of its gradient; batch_size times that of f and its second tangent. Under jax.jit what is not
+      used is not computed: the second order takes as long as a few knock-outs.
 
     Source: Michel et al. 2019, "Are sixteen heads really better than one?", for gates, gradients and knock-outs; Nanda
       2023, "Attribution patching", for where the first order fails; LeCun et al. 1990, "Optimal brain damage", for the
@@ -93,16 +94,20 @@ def effects(f: Callable[[jax.Array], Any], gates: Float[ArrayLike, "*H"], *, bat
         _errors.fail(TypeError, caller, "f must return one real number", remedy, f=f"returning {got}")
     value, slope = jax.value_and_grad(f)(gates)
 
-    def one(i: jax.Array) -> tuple[jax.Array, jax.Array]:
-        here = (jnp.arange(gates.size, dtype=i.dtype) == i).reshape(gates.shape)
-        toward = jnp.where(here, gates, 0)
-        slope_there = lambda x: jax.jvp(f, (x,), (toward,))[1]  # noqa: E731
-        return f(jnp.where(here, 0, gates)), jax.jvp(slope_there, (gates,), (toward,))[1]
+    def gone(here: jax.Array) -> jax.Array:
+        return f(jnp.where(here, 0, gates)) - value
 
-    gone, curvature = jax.lax.map(one, jnp.arange(gates.size, dtype=jnp.int32), batch_size=batch_size)
+    def curvature(here: jax.Array) -> jax.Array:
+        toward = jnp.where(here, gates, 0)
+        return jax.jvp(lambda x: jax.jvp(f, (x,), (toward,))[1], (gates,), (toward,))[1]
+
+    def of_each(what: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        numbers = jnp.arange(gates.size, dtype=jnp.int32)
+        here = lambda i: (numbers == i).reshape(gates.shape)  # noqa: E731
+        return jax.lax.map(lambda i: what(here(i)), numbers, batch_size=batch_size).reshape(gates.shape)
+
     first = -gates * slope
-    half = jnp.asarray(0.5, value.dtype)
-    return Effects(value, first, first + half * curvature.reshape(gates.shape), gone.reshape(gates.shape) - value)
+    return Effects(value, first, first + of_each(curvature) / 2, of_each(gone))
 
 
 def agreement(estimate: Float[ArrayLike, "*H"], effect: Float[ArrayLike, "*H"]) -> Agreement:
