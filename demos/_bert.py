@@ -31,6 +31,15 @@ class Edit(NamedTuple):
     """[L, H]: by how much in each head; −∞ masks the pair."""
 
 
+class Layers(NamedTuple):
+    """What the heads of every layer, [L, H, ...], see and say."""
+
+    q: jax.Array
+    k: jax.Array
+    out: jax.Array
+    weights: jax.Array
+
+
 def parameters(tensors: dict[str, np.ndarray], dtype: type = jnp.float32) -> dict:
     """The tensors of a checkpoint as a pytree, the layers stacked on a leading axis."""
     cast = lambda x: jnp.asarray(x, dtype)  # noqa: E731
@@ -57,7 +66,20 @@ def dense(x: jax.Array, w: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def encode(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> tuple[jax.Array, jax.Array]:
-    """Of one sentence, tokens [T] of which the first n exist: hidden states [T, C] and attention [L, H, T, T].
+    """Of one sentence, tokens [T] of which the first n exist: hidden states [T, C] and attention [L, H, T, T]."""
+    x, seen = run(p, ids, n, edit)
+    return x, seen.weights
+
+
+def gated(p: dict, gates: jax.Array) -> dict:
+    """The parameters with what each head writes times its gate [L, H]: the columns of W_O that read the head."""
+    w, bias = p["layers"]["o"]
+    columns = jnp.repeat(gates, w.shape[2] // HEADS, axis=1)[:, None, :]
+    return {**p, "layers": {**p["layers"], "o": (w * columns, bias)}}
+
+
+def run(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> tuple[jax.Array, Layers]:
+    """`encode`, with all that its heads see and say.
 
     One sentence, no batch: map with jax.vmap. A row beyond n is padding and holds nothing of use.
     """
@@ -72,9 +94,10 @@ def encode(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> t
 
     def layer(x: jax.Array, w: tuple[dict, jax.Array]) -> tuple[jax.Array, jax.Array]:
         w, bias = w
-        steps = jax.vmap(attend)(*(split(dense(x, w[name])) for name in "qkv"), bias)
+        q, k, v = (split(dense(x, w[name])) for name in "qkv")
+        steps = jax.vmap(attend)(q, k, v, bias)
         x = norm(x + dense(steps.out.swapaxes(0, 1).reshape(T, -1), w["o"]), w["attention_norm"])
         x = norm(x + dense(jax.nn.gelu(dense(x, w["up"]), approximate=False), w["down"]), w["mlp_norm"])
-        return x, steps.weights
+        return x, Layers(q, k, steps.out, steps.weights)
 
     return jax.lax.scan(layer, x, (p["layers"], edit.bias))

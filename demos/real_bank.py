@@ -12,6 +12,7 @@ from pathlib import Path
 
 import _cli
 import _head_effects as heads
+import _real_heads
 import _real_page
 import jax.numpy as jnp
 import numpy as np
@@ -100,8 +101,15 @@ def compute(args: argparse.Namespace) -> dict:
     if control is not None:
         low, high = np.quantile(control, [0.05, 0.95], axis=0)
         results |= {"control": control.mean(0), "low": low, "high": high, "places": len(control)}
-    results["pictures"] = _cli.save(args.out, lambda: figures.save(draw(results), args.out / "real_bank"))
+    results["heads"] = _real_heads.compute(model, read, told_apart, np.array(weights)[0])
+    results["pictures"] = _cli.save(args.out, lambda: written(results, args.out))
     return results
+
+
+def written(results: dict, out: Path) -> list[Path]:
+    """The files: the picture, the scatter of the heads and the page of all of them."""
+    made = figures.save(draw(results), out / "real_bank")
+    return made + _real_heads.write(results["heads"], results["tokens"], out)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def effects(
 
     Returns:
       The figure drawn on. The colour is the layer; heads of which the two have opposite signs are crosses, counted in
-      the legend; the six heads of the largest errors are named.
+      the legend; those of the six largest errors are named.
 
     Raises:
       ValueError: the shapes differ, a number is not finite, or there are not as many names as heads.
@@ -76,7 +76,13 @@ def effects(
     for some, marker, text in ((~opposite, "o", "same sign"), (opposite, "X", counted)):
         dots = ax.scatter(x[some], y[some], c=layers[some], marker=marker, label=text, **look)
     worst = np.argsort(-np.abs(x - y), axis=None, kind="stable")[:_NAMED]
+    named: list[int] = []
     for i in worst[np.abs(x - y).ravel()[worst] > 0]:
+        # Of two that would cover each other the larger error is named.
+        near = [abs(a.ravel()[i] - a.ravel()[j]) / (limits[1] - limits[0]) for j in named for a in (x, y)]
+        if any(across < 0.12 and up < 0.04 for across, up in zip(near[::2], near[1::2], strict=True)):
+            continue
+        named.append(i)
         side, ha = (7, "left") if x.ravel()[i] > y.ravel()[i] else (-7, "right")  # away from the line
         _canvas.write(ax, labels[i], (x.ravel()[i], y.ravel()[i]), -3, "black", xytext=(side, -3), ha=ha)
     ax.set(xlim=limits, ylim=limits, aspect="equal")
