@@ -71,20 +71,16 @@ def encode(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> t
     return x, seen.weights
 
 
-def gated(p: dict, gates: jax.Array) -> dict:
-    """The parameters with what each head writes times its gate [L, H]: the columns of W_O that read the head."""
-    w, bias = p["layers"]["o"]
-    columns = jnp.repeat(gates, w.shape[2] // HEADS, axis=1)[:, None, :]
-    return {**p, "layers": {**p["layers"], "o": (w * columns, bias)}}
-
-
-def run(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> tuple[jax.Array, Layers]:
-    """`encode`, with all that its heads see and say.
+def run(
+    p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None, gates: jax.Array | None = None
+) -> tuple[jax.Array, Layers]:
+    """`encode`, with all that its heads see and say; what each says is multiplied by its gate [L, H].
 
     One sentence, no batch: map with jax.vmap. A row beyond n is padding and holds nothing of use.
     """
     T, dtype = len(ids), p["words"].dtype
     edit = edit or Edit(jnp.zeros((T, T), bool), jnp.zeros((LAYERS, HEADS), dtype))
+    gates = jnp.ones_like(edit.bias) if gates is None else gates
     x = norm(p["words"][ids] + p["places"][:T] + p["kind"][None], p["read"])
     split = lambda y: y.reshape(T, HEADS, -1).swapaxes(0, 1)  # noqa: E731  [H, T, D]
 
@@ -92,12 +88,13 @@ def run(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> tupl
         added = jnp.where(edit.pairs, bias, 0).astype(dtype)
         return jattn.explain(q, k, v, mask=jattn.masks.lengths(k=n), bias=added)
 
-    def layer(x: jax.Array, w: tuple[dict, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        w, bias = w
+    def layer(x: jax.Array, w: tuple[dict, jax.Array, jax.Array]) -> tuple[jax.Array, Layers]:
+        w, bias, gate = w
         q, k, v = (split(dense(x, w[name])) for name in "qkv")
         steps = jax.vmap(attend)(q, k, v, bias)
-        x = norm(x + dense(steps.out.swapaxes(0, 1).reshape(T, -1), w["o"]), w["attention_norm"])
+        out = steps.out * gate[:, None, None]
+        x = norm(x + dense(out.swapaxes(0, 1).reshape(T, -1), w["o"]), w["attention_norm"])
         x = norm(x + dense(jax.nn.gelu(dense(x, w["up"]), approximate=False), w["down"]), w["mlp_norm"])
-        return x, Layers(q, k, steps.out, steps.weights)
+        return x, Layers(q, k, out, steps.weights)
 
-    return jax.lax.scan(layer, x, (p["layers"], edit.bias))
+    return jax.lax.scan(layer, x, (p["layers"], edit.bias, gates))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _bert import HEADS, LAYERS, Edit, encode, gated, run
+from _bert import HEADS, LAYERS, Edit, encode, run
 from _minilm import Read
 from jaxtyping import ArrayLike
 
@@ -80,7 +80,7 @@ def effects(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array, cl
 @jax.jit
 def whole(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array) -> heads.Effects:
     """What taking each head away does to the score: all that it writes, not its attention to one word alone."""
-    of = lambda gates: axis(encode(gated(p, gates), ids, n)[0][at])  # noqa: E731
+    of = lambda gates: axis(run(p, ids, n, gates=gates)[0][at])  # noqa: E731
     return heads.effects(of, jnp.ones((LAYERS, HEADS), axis.middle.dtype), batch_size=12)
 
 
