@@ -106,7 +106,7 @@ def effects(f: Callable[[jax.Array], Any], gates: Float[ArrayLike, "*H"], *, bat
         here = lambda i: (numbers == i).reshape(gates.shape)  # noqa: E731
         return jax.lax.map(lambda i: what(here(i)), numbers, batch_size=batch_size).reshape(gates.shape)
 
-    first = -gates * slope
+    first = (-gates * slope).astype(value.dtype)
     return Effects(value, first, first + of_each(curvature) / 2, of_each(gone))
 
 
