@@ -30,7 +30,7 @@ class Way(NamedTuple):
 NO_WAY = {
     "masks": "EMPTY FULL PARTIAL Mask Rows Spans TileAxis block_state picture to_dense",
     "scores": "Score alibi_slopes bucket",
-    "heads": "init latent_init",
+    "heads": "init latent_init effects agreement backward_lens Effects Agreement BackwardLens HeadScores",
     "cache": "Cache Contiguous Paged Ring free next_positions share",
 }
 """Public names without a row: types, constants, initial parameters, and what takes no query, key or value."""
@@ -89,6 +89,11 @@ def layer(name: str, uses: str, f: Callable[..., Any], init: Callable[..., Any],
         return lambda active, rest: f(*active), [params, *[Shape((T, WIDTH), dtype)] * (tokens or (1,))[0]], []
 
     return Way(f"heads: {name}", uses, make)
+
+
+def scored(params: Any, x: Any) -> Any:
+    q, k, _ = heads.project(params, x)
+    return heads.head_scores(q, k, jnp.arange(x.shape[0], dtype=INT) % 256, mask=CAUSAL)
 
 
 MULTI = partial(heads.init, heads=HEADS, kv_heads=KV_HEADS)
@@ -228,6 +233,7 @@ WAYS = [
           partial(heads.multi_head, mask=CAUSAL), FULL_MULTI),
     layer("multi_head to a context", "heads.multi_head", heads.multi_head, partial(MULTI, qk_norm="l2"), 2),
     layer("project, grouped, output", "heads.project heads.grouped heads.output", grouped, MULTI),
+    layer("head_scores", "heads.head_scores", scored, MULTI),
     layer("latent_expanded", "heads.latent_expanded heads.latents",
           partial(heads.latent_expanded, mask=CAUSAL, rope=rotary), LATENT),
     layer("latent_absorbed", "heads.latent_absorbed heads.latents",

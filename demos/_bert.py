@@ -31,6 +31,15 @@ class Edit(NamedTuple):
     """[L, H]: by how much in each head; −∞ masks the pair."""
 
 
+class Layers(NamedTuple):
+    """What the heads of every layer, [L, H, ...], see and say."""
+
+    q: jax.Array
+    k: jax.Array
+    out: jax.Array
+    weights: jax.Array
+
+
 def parameters(tensors: dict[str, np.ndarray], dtype: type = jnp.float32) -> dict:
     """The tensors of a checkpoint as a pytree, the layers stacked on a leading axis."""
     cast = lambda x: jnp.asarray(x, dtype)  # noqa: E731
@@ -57,12 +66,21 @@ def dense(x: jax.Array, w: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def encode(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> tuple[jax.Array, jax.Array]:
-    """Of one sentence, tokens [T] of which the first n exist: hidden states [T, C] and attention [L, H, T, T].
+    """Of one sentence, tokens [T] of which the first n exist: hidden states [T, C] and attention [L, H, T, T]."""
+    x, seen = run(p, ids, n, edit)
+    return x, seen.weights
+
+
+def run(
+    p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None, gates: jax.Array | None = None
+) -> tuple[jax.Array, Layers]:
+    """`encode`, with all that its heads see and say; what each says is multiplied by its gate [L, H].
 
     One sentence, no batch: map with jax.vmap. A row beyond n is padding and holds nothing of use.
     """
     T, dtype = len(ids), p["words"].dtype
     edit = edit or Edit(jnp.zeros((T, T), bool), jnp.zeros((LAYERS, HEADS), dtype))
+    gates = jnp.ones_like(edit.bias) if gates is None else gates
     x = norm(p["words"][ids] + p["places"][:T] + p["kind"][None], p["read"])
     split = lambda y: y.reshape(T, HEADS, -1).swapaxes(0, 1)  # noqa: E731  [H, T, D]
 
@@ -70,11 +88,13 @@ def encode(p: dict, ids: jax.Array, n: jax.Array, edit: Edit | None = None) -> t
         added = jnp.where(edit.pairs, bias, 0).astype(dtype)
         return jattn.explain(q, k, v, mask=jattn.masks.lengths(k=n), bias=added)
 
-    def layer(x: jax.Array, w: tuple[dict, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        w, bias = w
-        steps = jax.vmap(attend)(*(split(dense(x, w[name])) for name in "qkv"), bias)
-        x = norm(x + dense(steps.out.swapaxes(0, 1).reshape(T, -1), w["o"]), w["attention_norm"])
+    def layer(x: jax.Array, w: tuple[dict, jax.Array, jax.Array]) -> tuple[jax.Array, Layers]:
+        w, bias, gate = w
+        q, k, v = (split(dense(x, w[name])) for name in "qkv")
+        steps = jax.vmap(attend)(q, k, v, bias)
+        out = steps.out * gate[:, None, None]
+        x = norm(x + dense(out.swapaxes(0, 1).reshape(T, -1), w["o"]), w["attention_norm"])
         x = norm(x + dense(jax.nn.gelu(dense(x, w["up"]), approximate=False), w["down"]), w["mlp_norm"])
-        return x, steps.weights
+        return x, Layers(q, k, out, steps.weights)
 
-    return jax.lax.scan(layer, x, (p["layers"], edit.bias))
+    return jax.lax.scan(layer, x, (p["layers"], edit.bias, gates))

@@ -5,15 +5,18 @@ sense and of the other: +1 is the one, −1 the other. A share m of the attentio
 by adding log(1 − m) to that logit; the rest of the row takes it over, as it does in any mask.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _bert import HEADS, LAYERS, Edit, encode
+from _bert import HEADS, LAYERS, Edit, encode, run
 from _minilm import Read
 from jaxtyping import ArrayLike
-from scipy.stats import spearmanr
+
+from jattn import heads, masks
+from jattn.heads import BackwardLens
 
 TAKEN = [0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0]
 
@@ -54,24 +57,53 @@ def score(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array, edit
 @jax.jit
 def effects(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array, clue: jax.Array) -> dict[str, jax.Array]:
     """What each change of the attention from the word at `at` to its clue (booleans [T]) does to the score."""
-    every = jnp.zeros((len(ids), len(ids)), bool)
-    pairs, none = every.at[at].set(clue), jnp.zeros((LAYERS, HEADS), axis.middle.dtype)
-    of = lambda edit: score(p, axis, ids, n, at, edit)[0]  # noqa: E731
-    seen = lambda bias: score(p, axis, ids, n, at, Edit(pairs, bias))  # noqa: E731
-    (plain, row), slope = jax.value_and_grad(seen, has_aux=True)(none)
+    every, none = jnp.zeros((len(ids), len(ids)), bool), jnp.zeros((LAYERS, HEADS), axis.middle.dtype)
+    pairs, least = every.at[at].set(clue), jnp.finfo(none.dtype).eps
+    of = lambda edit: score(p, axis, ids, n, at, edit)  # noqa: E731
+    plain, row = of(Edit(pairs, none))
     attention = jnp.where(clue, row, 0).sum(-1)
-    one_head = jnp.eye(LAYERS * HEADS, dtype=bool).reshape(-1, LAYERS, HEADS)
-    gone = jax.lax.map(lambda h: of(Edit(pairs, jnp.where(h, -jnp.inf, none))), one_head, batch_size=12)
+
+    def left(share: jax.Array) -> jax.Array:
+        """The score with such a share [L, H] of the attention to the clue left: w becomes share · w, by this bias."""
+        rest = lambda w: jnp.log(jnp.maximum(1 - w, least))  # noqa: E731
+        return of(Edit(pairs, jnp.log(share) + rest(attention) - rest(share * attention)))[0]
+
+    found = heads.effects(left, jnp.ones_like(none), batch_size=12)
     shares = jnp.log1p(-jnp.array(TAKEN, none.dtype))
     return {
-        "score": plain, "attention": attention,
-        # With the bias b at the clue's logit, weights w and a score S(w): dS/db = w_c (S_c − S̄). Taking w_c away and
-        # sharing it out moves w by −w_c (1_c − w) / (1 − w_c), so that S moves by −dS/db / (1 − w_c) at first order.
-        "estimate": -slope / jnp.maximum(1 - attention, jnp.finfo(none.dtype).eps),
-        "effect": gone.reshape(LAYERS, HEADS) - plain,
-        "masked": jax.lax.map(lambda b: of(Edit(pairs, none + b)), shares),
-        "hidden": of(Edit(every.at[:].set(clue[None, :]), none - jnp.inf)),
+        "score": plain, "attention": attention, "estimate": found.first_order, "effect": found.knock_out,
+        "masked": jax.lax.map(lambda b: of(Edit(pairs, none + b))[0], shares),
+        "hidden": of(Edit(every.at[:].set(clue[None, :]), none - jnp.inf))[0],
     }  # fmt: skip
+
+
+@jax.jit
+def whole(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array) -> heads.Effects:
+    """What taking each head away does to the score: all that it writes, not its attention to one word alone."""
+    of = lambda gates: axis(run(p, ids, n, gates=gates)[0][at])  # noqa: E731
+    return heads.effects(of, jnp.ones((LAYERS, HEADS), axis.middle.dtype), batch_size=12)
+
+
+@jax.jit
+def attended(p: dict, ids: jax.Array, n: jax.Array) -> heads.HeadScores:
+    """What each head attends in a sentence: the scores of `heads.head_scores`, [L, H]."""
+    _, seen = run(p, ids, n)
+    return jax.vmap(lambda q, k: heads.head_scores(q, k, ids, mask=masks.lengths(q=n, k=n)))(seen.q, seen.k)
+
+
+@partial(jax.jit, static_argnums=6)
+def lens(p: dict, axis: Axis, ids: jax.Array, n: jax.Array, at: jax.Array, sign: jax.Array, many: int) -> BackwardLens:
+    """What a step of gradient descent on each head's output matrix, toward a score of this sign, writes at the word."""
+    w, bias = p["layers"]["o"]  # [L, C, H · D]
+
+    def loss(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, seen = run({**p, "layers": {**p["layers"], "o": (w, bias)}}, ids, n)
+        return -sign * axis(x[at]), seen.out[:, :, at][:, :, None]
+
+    slope, out = jax.grad(loss, has_aux=True)(w)
+    slope = slope.swapaxes(1, 2).reshape(LAYERS, HEADS, -1, w.shape[1])
+    # One layer after another: their places share the words.
+    return jax.lax.map(lambda x: heads.backward_lens(*x, p["words"].T, n=many), (out, slope))
 
 
 @jax.jit
@@ -99,7 +131,6 @@ def positional(weights: np.ndarray, reads: list[Read], offsets: np.ndarray) -> n
 
 
 def agreement(guess: np.ndarray, effect: np.ndarray) -> float | None:
-    """Spearman's rank correlation over all heads; None where one side is constant."""
-    if np.ptp(guess) == 0 or np.ptp(effect) == 0:
-        return None
-    return float(spearmanr(guess, effect, axis=None).statistic)
+    """The rank correlation over all heads; None where one side is constant."""
+    rho = float(heads.agreement(guess, effect).rank_correlation)
+    return None if np.isnan(rho) else rho

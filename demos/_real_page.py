@@ -1,5 +1,6 @@
 """The page of real_bank.py: the numbers in tables, what they say of the popular story, and what they do not say."""
 
+import _real_heads
 import numpy as np
 from _cli import table, title
 from _minilm import NAME
@@ -73,6 +74,8 @@ def show(console: Console, r: dict) -> None:
     )
     console.print("With sign, attention is read as the popular story reads it: more of it, more of the sense.")
     console.print(story(r))
+
+    _real_heads.show(console, r["heads"], word)
 
     title(console, "What this does not show")
     for line in caveats(r):

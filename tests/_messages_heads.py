@@ -55,6 +55,18 @@ def group(H=4, Hkv=2, **options):
     return lambda: heads.grouped(ones(H, T, 6), ones(Hkv, S, 6), ones(2, S, 6), **options)
 
 
+def scored(**options):
+    return lambda: heads.head_scores(
+        **({"q": ones(4, T, 6), "k": ones(2, T, 6), "tokens": ones(T, dtype=np.int32)} | options)
+    )
+
+
+def lens(**options):
+    return lambda: heads.backward_lens(
+        **({"out": ones(4, T, 6), "gradient": ones(4, 6, 8), "unembed": ones(8, 9)} | options)
+    )
+
+
 HEADS = [
     (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=3), ValueError, f"init: heads must be a multiple of kv_heads, got heads 4 and kv_heads 3. {SHARE}"),
     (lambda: heads.init(jax.random.key(0), 8, heads=3), ValueError, "init: width must be a multiple of heads, got width 8 and heads 3. Or say how wide: head_dim=64."),
@@ -68,6 +80,15 @@ HEADS = [
     (group(Hkv=4), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [4, 13, 6] and k [4, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (lambda: heads.grouped(ones(T, 6), ones(2, S, 6), ones(2, S, 6)), ValueError, "grouped: q must have the axes [H, T, D], got q [13, 6]. No batch: map with jax.vmap."),
     (lambda: heads.latent_expanded(LATENT, ones(T, 7), rope=rotary), ValueError, "latents: x [T, E] must be as wide as params take, got x [13, 7] and kv_down [8, 3]. Make params for this width: latent_init(key, width, ...)."),
+    (scored(tokens=ones(T)), TypeError, "head_scores: tokens must be integer, got tokens float32[13]. A token is a number: pass whole numbers."),
+    (scored(tokens=ones(S, dtype=np.int32)), ValueError, "head_scores: q, k and tokens must have one row for each token, got q [4, 13, 6] and k [2, 13, 6] and tokens [17]. Pass the tokens of one sequence, and what `project` makes of it."),
+    (scored(per_head={"sink": ones(2)}), ValueError, "head_scores: per_head must have one entry a head, H = 4, got per_head [2]. What all heads share goes beside it, as an option of its own."),
+    (lambda: heads.effects(jax.numpy.sum, ones(4, dtype=np.int32)), TypeError, "effects: gates must be floating point, got gates int32[4]. Convert it first: gates.astype(jax.numpy.float32)."),
+    (lambda: heads.effects(lambda gates: gates, ones(4)), TypeError, "effects: f must return one real number, got f returning float32[4]. Sum a loss over tokens and examples."),
+    (lambda: heads.effects(lambda gates: (gates, gates), ones(4)), TypeError, "effects: f must return one real number, got f returning tuple. Sum a loss over tokens and examples."),
+    (lambda: heads.agreement(ones(4), ones(2, 2)), ValueError, "agreement: estimate and effect must have one shape, got estimate [4] and effect [2, 2]. Give both for the same heads."),
+    (lens(out=ones(T, 6)), ValueError, "backward_lens: out must have the axes [H, T, Dv], got out [13, 6]. No batch: map with jax.vmap."),
+    (lens(unembed=ones(7, 9)), ValueError, "backward_lens: out [H, T, Dv], gradient [H, Dv, E] and unembed [E, V] must agree in H, Dv and E, got out [4, 13, 6] and gradient [4, 6, 8] and unembed [7, 9]. Take all three of one layer."),
     (lambda: heads.latent_absorbed(LATENT, ones(2, T, 8), rope=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
 ]  # fmt: skip
 

@@ -245,6 +245,17 @@ plant("heads of a group in turn", "jattn/heads/_multi.py", "(split_heads(q, Hkv)
       "heads.py::test_multi_head_is_attention_in_every_head[grouped]")
 plant("a scale beside a learned temperature", "jattn/heads/_multi.py", 'options = {"scale": 1.0} | options', "pass",
       "heads.py::test_multi_head_is_attention_in_every_head[L2 norm of q and k]")
+plant("induction seeks the token itself", "jattn/heads/_scores.py", "masks.segments(tokens, before)",
+      "masks.segments(tokens)", "head_effects.py::test_head_scores_are_means_of_the_weights_with_their_gradient")
+plant("queries without such a key are counted", "jattn/heads/_scores.py", "return _mean(weight, there)",
+      "return jnp.where(there, weight, 0).mean()",
+      "head_effects.py::test_head_scores_under_a_mask_of_booleans_count_who_may_attend")
+plant("the whole curvature for its half", "jattn/heads/_effects.py", "of_each(curvature) / 2", "of_each(curvature)",
+      "head_effects.py::test_each_effect_is_what_it_is_called")
+plant("the lens climbs", "jattn/heads/_effects.py", "written = -jnp.einsum", "written = jnp.einsum",
+      "head_effects.py::test_the_backward_lens_is_what_a_step_of_gradient_descent_adds")
+plant("a column sorts one way", "jattn/page/heads.js", "down = by === c ? !down : true", "down = true",
+      "head_table.py::test_a_column_sorts_both_ways_and_says_so")
 
 # Masks.
 

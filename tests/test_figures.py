@@ -29,7 +29,11 @@ KEYS = np.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])
 
 
 def texts(figure):
-    return [text.get_text() for text in figure.axes[0].texts]
+    return texts_of(figure.axes[0])
+
+
+def texts_of(ax):
+    return [text.get_text() for text in ax.texts]
 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray, np.ndarray.tolist], ids=["numpy", "jax", "list"])
@@ -296,7 +300,36 @@ def test_pdf_too_is_the_same_twice(tmp_path):
     assert made[0].startswith(b"%PDF")
 
 
+def test_each_head_stands_at_its_estimate_and_its_knock_out():
+    x, y = np.random.default_rng(0).normal(size=(2, 3, 4))
+    x[0, 1] = -y[0, 1]
+    (ax, bar) = figures.effects(x, y, second_order=0.5 * (x + y), title="seen").axes
+    same, opposite = (c for c in ax.collections if c.get_label().endswith(("sign", "of 12")))
+    there = np.sign(x) != np.sign(y)
+    np.testing.assert_allclose(opposite.get_offsets(), np.stack([x[there], y[there]], 1))
+    np.testing.assert_allclose(same.get_offsets(), np.stack([x[~there], y[~there]], 1))
+    np.testing.assert_array_equal(same.get_array(), np.arange(3)[:, None].repeat(4, 1)[~there])
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["same sign", f"opposite sign: {there.sum()} of 12"]
+    worst = np.argsort(-abs(x - y), axis=None)[:6]
+    assert texts_of(ax) == [f"{i // 4}.{i % 4}" for i in worst]
+    lines = [line.get_xydata() for line in ax.lines]
+    assert any((line[:, 0] == line[:, 1]).all() and line[0, 0] < x.min() < x.max() < line[1, 0] for line in lines)
+    ends = [line[1] for line in lines if line[0, 1] == line[1, 1] != 0]
+    np.testing.assert_allclose(ends, np.stack([(x + y).ravel() / 2, y.ravel()], 1))
+    assert ax.get_xlim() == ax.get_ylim()
+    assert bar.get_ylabel() == "layer"
+    one = figures.effects(x[0], x[0], labels=list("abcd"))
+    assert texts(one) == [], "what is right is not named"
+    assert len(one.axes) == 1
+
+
 REFUSED = [
+    (
+        lambda: figures.effects(KEYS, KEYS[:2]),
+        ValueError,
+        r"^effects: knock_out must have the shape of estimate, got .*2\]",
+    ),
+    (lambda: figures.effects(KEYS, KEYS, labels=WORDS), ValueError, "^effects: labels must hold L · H = 6 names"),
     (lambda: figures.weights(WEIGHTS[0], ROWS, WORDS), ValueError, r"weights: weights must have the shape \[T, S\]"),
     (lambda: figures.weights(WEIGHTS, ["bank"], WORDS), ValueError, "weights: rows must hold T = 2 names"),
     (lambda: figures.weights(WEIGHTS, ROWS, "abc"), ValueError, "weights: columns must hold S = 3 names, got .*'abc'"),

@@ -69,7 +69,8 @@ def whole(tokens=LONG):
     row = page.weights(weights, tokens, tokens, scores=steps.scores, scaled=scaled, values=x, out=steps.out, keys=x,
                          gains=np.random.default_rng(3).normal(size=(n, n)))  # fmt: skip
     heads = page.heads(softmax(np.random.default_rng(4).normal(size=(2, 3, n, n))), tokens, tokens)
-    return page.html("All of it: <b>&", *PARTS, row, heads, note="a note </p>")
+    numbers = page.head_table({tokens[0]: np.eye(2, 3), "knock-out": [[-0.3, np.nan, 0.2], [0.1, 0.0, 7e-9]]})
+    return page.html("All of it: <b>&", *PARTS, row, heads, numbers, note="a note </p>")
 
 
 @pytest.fixture(scope="module")
@@ -428,7 +429,7 @@ REFUSED = [
     (lambda: page.run(ARRAYS, NAMES, target=0, conserved=3), TypeError, "run: conserved must map each quantity to (predicted, measured), got conserved of type int. Pass a mapping."),
     (lambda: page.run(ARRAYS, NAMES, target=0, conserved={"a": 1}), TypeError, "run: conserved['a'] must be (predicted, measured), got conserved['a'] of type int. Give both, in this order."),
     (lambda: page.heads(np.zeros(3), NAMES, NAMES), ValueError, "heads: weights must have the axes [T, S], [H, T, S] or [L, H, T, S], got weights [3]. Take the batch apart first."),
-    (lambda: page.html("x", "y"), TypeError, "html: parts must be parts of a page, got parts of type str. Make each with page.weights, page.heads or page.run."),
+    (lambda: page.html("x", "y"), TypeError, "html: parts must be parts of a page, got parts of type str. Make each with page.weights, page.heads, page.head_table or page.run."),
     (lambda: page.html("x", *[page.weights(np.ones((1, 1)), ["a"], ["b"])] * 2), ValueError, "html: a page shows weights once, got parts with two weights. Write two pages."),
     (lambda: page.html("x", *[page.heads(np.ones((1, 1)), ["a"], ["b"])] * 2), ValueError, "html: a page shows heads once, got parts with two heads. Write two pages."),
 ]  # fmt: skip

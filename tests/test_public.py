@@ -63,7 +63,20 @@ MASKS += [
 SCORES = ["alibi", "alibi_slopes", "bucket", "compose", "distance_bias", "relative_bias", "soft_cap", "temperature"]
 POSITIONS = ["compose", "dynamic_ntk", "frequencies", "linear", "llama3", "longrope", "ntk", "rotary", "sections"]
 POSITIONS += ["sinusoidal", "yarn"]
-HEADS = ["grouped", "init", "latent_absorbed", "latent_expanded", "latent_init", "latents", "multi_head", "output"]
+HEADS = [
+    "agreement",
+    "backward_lens",
+    "effects",
+    "grouped",
+    "head_scores",
+    "init",
+    "latent_absorbed",
+    "latent_expanded",
+    "latent_init",
+    "latents",
+    "multi_head",
+    "output",
+]
 HEADS += ["project", "rms_norm"]
 EXTRAS = ["matplotlib", "plotly", "rich", "torch", "orbax", "tokenizers", "safetensors", "scipy.optimize", "hypothesis"]
 EXTRAS += ["flax", "equinox", "haiku", "transformers"]

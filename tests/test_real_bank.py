@@ -175,6 +175,18 @@ def test_the_estimate_is_the_first_step_toward_the_knock_out(small, x64):
         assert made["estimate"][head] != pytest.approx(made["effect"][head], rel=1e-6)
 
 
+def test_a_gate_multiplies_what_one_head_writes(checkpoint, small, x64):
+    (p, _, ids, n, _), *_ = small
+    gates, w, width = np.ones((bert.LAYERS, bert.HEADS)), dict(checkpoint), C // bert.HEADS
+    for (layer, head), gate in {(0, 3): 0.0, (2, 11): 0.5}.items():
+        gates[layer, head] = gate
+        name = f"encoder.layer.{layer}.attention.output.dense.weight"
+        w[name] = w[name] * np.where(np.arange(C) // width == head, gate, 1)[None, :]
+    x, _ = jax.jit(lambda p, gates: bert.run(p, ids, n, gates=gates))(p, gates)
+    np.testing.assert_allclose(x[:N], by_numpy(w, np.array(ids), N)[0], rtol=0, atol=1e4 * EPS)
+    assert abs(x[:N] - by_numpy(checkpoint, np.array(ids), N)[0]).max() > 1e9 * EPS
+
+
 def test_the_control_is_a_mean_over_places_at_the_same_distance():
     weights = np.random.default_rng(2).uniform(size=(2, 2, 3, T, T))
     reads = [minilm.Read(np.zeros(T, int), n, [], []) for n in (6, 8)]
@@ -316,6 +328,32 @@ def test_the_gradient_misses_where_a_head_is_saturated(results):
     assert "The gradient errs most on head 1.11" in page.story(results)
 
 
+def test_a_head_taken_away_whole_is_told_by_its_curvature(results):
+    r = results["heads"]
+    first, second, effect = (np.array(r[name]) for name in ("first_order", "second_order", "knock_out"))
+    assert r["orders"]["second_order"] > r["orders"]["first_order"] > 0.97
+    assert np.square(second - effect).mean() < 0.15 * np.square(first - effect).mean()
+    worst = np.unravel_index(abs(first - effect).argmax(), effect.shape)
+    assert worst == np.unravel_index(
+        abs(effect).argmax(), effect.shape
+    )  # the head that matters most, of the last layer
+    assert abs(second[worst] - effect[worst]) < 0.2 * abs(first[worst] - effect[worst])
+    assert r["opposite"] == ((first > 0) != (effect > 0)).sum() <= 2
+    assert (
+        np.array(r["previous_token"])[0, 2] > 0.99
+    )  # the head that attends river most: it attends whatever stands there
+    assert np.shape(r["weights"])[2:] == (8, 8)
+
+
+def test_a_gradient_step_of_the_last_layer_writes_the_same_in_every_head(results):
+    raised = [tuple(words) for words in results["heads"]["raised"]]
+    assert len(set(raised[-12:])) == 1
+    assert len(set(raised[:-12])) > 12
+    assert sum("stream" in words for words in raised[:12]) > 8  # and in the first layer words of rivers
+    sizes = np.array(results["heads"]["decrease"])[-1]
+    assert sizes.max() > 20 * sizes.min()
+
+
 def test_the_page_fits_80_columns_and_says_what_was_measured(results):
     paper = cli.console()
     with paper.capture() as captured:
@@ -332,11 +370,14 @@ def test_the_page_fits_80_columns_and_says_what_was_measured(results):
 
 
 def test_the_picture_is_there_whole(results):
-    png, svg = map(Path, results["pictures"])
-    assert (png.name, svg.name) == ("real_bank.png", "real_bank.svg")
-    image = imread(png)
+    files = [*map(Path, results["pictures"])]
+    scatter = [f"real_bank_heads.{kind}" for kind in ("html", "png", "svg")]
+    assert [file.name for file in files] == ["real_bank.png", "real_bank.svg", *scatter]
+    image = imread(files[0])
     assert image.shape[0] > 1000
     assert image[..., :3].std() > 0.1
+    assert imread(files[3])[..., :3].std() > 0.05
+    assert "head_table" in files[2].read_text(encoding="utf-8")
 
 
 def test_another_word_and_another_clue(model, monkeypatch, tmp_path, capsys):

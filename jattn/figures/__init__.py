@@ -11,6 +11,7 @@ except ImportError as _missing:
     raise ImportError("jattn.figures draws with matplotlib: pip install 'jattn[figures]'") from _missing
 
 from jattn.figures._canvas import save
+from jattn.figures._effects import effects
 from jattn.figures._plane import path
 from jattn.figures._signed import conserved, why
 from jattn.figures._time import animate, training
@@ -20,6 +21,7 @@ __all__ = [
     "animate",
     "arcs",
     "conserved",
+    "effects",
     "heads",
     "path",
     "save",

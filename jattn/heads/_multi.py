@@ -268,25 +268,32 @@ def grouped(
       >>> heads.grouped(q, k, v).shape
       (4, 5, 8)
     """
-    caller, no_batch = "grouped", "No batch: map with jax.vmap."
+
+    def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
+        return attention(q, k, v, **own, **options)
+
+    own = dict(per_head or {})
+    if options.get("dropout_key") is not None:
+        own["dropout_key"] = jax.random.split(options.pop("dropout_key"), jnp.shape(q)[0])
+    return in_every_head("grouped", head, q, k, v, own)
+
+
+def in_every_head(
+    caller: str, head: Callable[..., Any], q: ArrayLike, k: ArrayLike, v: ArrayLike, per_head: dict[str, Any] | None
+) -> Any:
+    """`head`(q [T, D], k [S, D], v [S, Dv], own) in each of H heads, which share k and v in groups: leaves [H, …]."""
+    no_batch = "No batch: map with jax.vmap."
     q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     _errors.rank(caller, 3, "[H, T, D]", no_batch, q=q)
     _errors.rank(caller, 3, "[Hkv, S, D]", no_batch, k=k, v=v)
     H, Hkv = q.shape[0], k.shape[0]
     must = "H must be a multiple of Hkv, in k and v alike"
     group_size(caller, H, Hkv if v.shape[0] == Hkv else 0, must, q=q, k=k, v=v)
-    own = dict(per_head or {})
-    if options.get("dropout_key") is not None:
-        own["dropout_key"] = jax.random.split(options.pop("dropout_key"), H)
-    for leaf in jax.tree.leaves(own):
+    for leaf in jax.tree.leaves(per_head or {}):
         if jnp.shape(leaf)[:1] != (H,):
             remedy = "What all heads share goes beside it, as an option of its own."
             _errors.fail(ValueError, caller, f"per_head must have one entry a head, H = {H}", remedy, per_head=leaf)
-
-    def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
-        return attention(q, k, v, **own, **options)
-
-    own = jax.tree.map(lambda a: split_heads(a, Hkv), own)
+    own = jax.tree.map(lambda a: split_heads(a, Hkv), per_head or {})
     return jax.tree.map(merge_heads, vmap_heads(head, [0, 0])(split_heads(q, Hkv), k, v, own))
 
 

@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-_SCRIPTS = ("core.js", "drawing.js", "plane.js", "panels.js", "saving.js", "main.js")
+_SCRIPTS = ("core.js", "drawing.js", "plane.js", "panels.js", "heads.js", "saving.js", "main.js")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a page shows of one thing: made by `weights`, `heads` or `run`. In a notebook it shows itself."""
+    """What a page shows of one thing. In a notebook it shows itself."""
 
     kind: str
     data: Mapping[str, Any]
 
     def _repr_html_(self) -> str:
-        name = {"weights": "The weights of a head", "heads": "Heads", "run": "A run"}[self.kind]
+        names = {"weights": "The weights of a head", "heads": "Heads", "head_table": "Heads in numbers", "run": "A run"}
+        name = names[self.kind]
         return frame(document(name, "", [self], heading=""), name)
 
 
