@@ -8,13 +8,15 @@ two lambdas that compute the same are then equal, however often they are written
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jattn._jax import ClosedJaxpr, Jaxpr, Literal, eval_jaxpr
+
+C = TypeVar("C")
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -23,7 +25,7 @@ def value(cls: Any) -> Any:
     return pytree(dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
 
 
-def pytree(cls: Any) -> Any:
+def pytree(cls: type[C]) -> type[C]:
     """Makes a dataclass a pytree: fields marked static are structure, all others are leaves.
 
     Not by `jax.tree_util.register_dataclass`: the structures that it makes (jax 0.10) are equal for two classes whose
@@ -31,7 +33,8 @@ def pytree(cls: Any) -> Any:
     put together from leaves is not initialised: leaves may be anything, arrays with more axes than the fields say too.
     """
     leaves, fixed = (
-        [f.name for f in dataclasses.fields(cls) if bool(f.metadata.get("static")) is s] for s in (False, True)
+        [f.name for f in dataclasses.fields(cls) if bool(f.metadata.get("static")) is s]  # type: ignore[arg-type]
+        for s in (False, True)
     )
     keys = [jax.tree_util.GetAttrKey(name) for name in leaves]
 

@@ -149,6 +149,17 @@ def every_scheme(q: Array, k: Array, v: Array, mesh: Mesh, spec: PartitionSpec) 
     return sharding.unzigzag(sharding.zigzag(out, 8), 8)
 
 
+def every_effect(params: dict[str, Array], q: Array, k: Array, tokens: Array, out: Array) -> Array:
+    def loss(gates: Array) -> Array:
+        return jnp.sum(gates * params["out"])
+
+    found: heads.Effects = heads.effects(loss, np.ones(2), batch_size=2)
+    close: heads.Agreement = heads.agreement(found.first_order, found.knock_out)
+    looks: heads.HeadScores = heads.head_scores(q, k, tokens, mask=masks.causal())
+    lens: heads.BackwardLens = heads.backward_lens(out, params["out"], params["unembed"], n=3)
+    return close.rank_correlation + looks.entropy.sum() + lens.decrease.sum()
+
+
 class Toy(dict[str, Array]):
     """Parameters of a type of one's own."""
 
@@ -196,7 +207,8 @@ def every_result() -> list[bool]:
 def every_figure(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> list[Path]:
     drawn = [figures.weights(weights, LABELS, LABELS), figures.arcs(weights, LABELS, LABELS), figures.heads(weights),
              figures.training(run, LABELS), figures.why(weights, LABELS), figures.conserved({"q": (weights, weights)}),
-             figures.path(weights, weights, LABELS), figures.tiles(np.zeros((2, 2), int))]  # fmt: skip
+             figures.path(weights, weights, LABELS),
+             figures.effects(weights[0], weights[1]), figures.tiles(np.zeros((2, 2), int))]  # fmt: skip
     assert_type(drawn, list[Figure])
     return [figures.animate(run, LABELS, folder / "run.gif"), *figures.save(drawn[0], folder / "weights")]
 
@@ -216,7 +228,7 @@ def every_view(weights: np.ndarray, folder: Path) -> Path:
 
 def every_page(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> Path:
     parts: list[page.Part] = [page.weights(weights, LABELS, LABELS), page.heads(weights[None], LABELS, LABELS),
-                              page.run(run, LABELS, target=0)]  # fmt: skip
+                              page.run(run, LABELS, target=0), page.head_table({"entropy": weights})]  # fmt: skip
     print(len(page.html("bank", *parts)))
     return page.write(folder / "bank.html", "bank", *parts)
 
