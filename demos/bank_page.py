@@ -2,8 +2,8 @@
 
 The runs on it: three losses (attend river, attend money, give back v_river), each learned by gradient descent, sign
 descent and Adam on q_bank alone, and by gradient descent on q_bank and the keys together. The page opens from the disk
-in any browser and needs no network. Beside it, the field −dL/dq with the path of q_bank on it, and
-training time, as PNG and SVG.
+in any browser and needs no network, and begins with a story that is told on these runs, step by step. Beside it, the
+field −dL/dq with the path of q_bank on it, and training time, as PNG and SVG.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 import _cli
 import jax
 import numpy as np
+from _bank_story import story
 from _bank_toy import BANK, W_K, W_Q, WORDS, C, K, Q, V, X
 from _record import record
 from matplotlib.figure import Figure
@@ -55,13 +56,15 @@ def compute(args: argparse.Namespace) -> dict:
     gains = np.eye(3)[:1] / np.asarray(steps.weights)  # −dL/dp of −log p_river
     parts.append(page.weights(steps.weights, words, WORDS, scores=steps.scores, scaled=steps.scaled, values=V,
                                 out=steps.out, keys=k, gains=gains))  # fmt: skip
+    rates = {name: rate for name, (_, _, rate) in LEARNERS.items()}
+    tale = story(runs, steps, rates, parts)
     note = "Training moves the query of “bank”. Drag it, or press Play: where it goes is not simply toward the key."
     money = runs["−log p_money", "gradient descent"]
     least = money["cosines"]["k_money"].min()
     seen = f"To attend money q turns away from it on the way: cos(q, k_money) falls to −{-least:.2f} while p rises"
 
     def write() -> tuple[Path, list[Path]]:
-        file = page.write(args.out / "bank_river.html", "How “bank” learns to attend", *parts, note=note)
+        file = page.write(args.out / "bank_river.html", "How “bank” learns to attend", tale, note=note)
         field, training = draw(runs), figures.training(money, WORDS, log=True, title=seen)
         return file, [
             *figures.save(field, args.out / "bank_field"),

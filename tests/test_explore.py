@@ -1,5 +1,6 @@
 """The demos that write a page: their descents against NumPy, their claims against their numbers, their refusals."""
 
+import ast
 import importlib
 import json
 import re
@@ -90,7 +91,7 @@ def test_the_bank_page_holds_its_runs_and_says_where_it_is(results, capsys, monk
         np.testing.assert_allclose([p[0], p[-1]], told["ends"][:2])
         assert told["ends"][5] < 1e-9, "what theory conserves"
     assert all(Path(x).stat().st_size > 10_000 for x in results["pictures"])
-    assert Path(results["page"]).stat().st_size == results["bytes"] < 320_000
+    assert Path(results["page"]).stat().st_size == results["bytes"] < 330_000
     monkeypatch.setattr(sys, "argv", ["bank_page.py"])
     cli.run(bank.arguments(), lambda args: results, bank.show)
     shown = capsys.readouterr().out
@@ -111,6 +112,97 @@ def test_what_the_bank_page_claims_is_so(results):
     pull = (K[0] - e @ K / e.sum()) / np.sqrt(2)
     np.testing.assert_allclose(results["pull"], pull, atol=1e-12)
     np.testing.assert_allclose(np.sum(results["pulls"], axis=0), pull, atol=1e-12)
+
+
+NUMBER = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
+
+
+def test_no_number_of_the_story_is_typed():
+    """No digit stands in the words of its source, but for what says how a number is written."""
+    tree = ast.parse((FOLDER / "_bank_story.py").read_text(encoding="utf-8"))
+    formats = {id(c) for f in ast.walk(tree) if isinstance(f, ast.FormattedValue) and f.format_spec
+               for c in ast.walk(f.format_spec)}  # fmt: skip
+    words = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+             and id(n) not in formats]  # fmt: skip
+    assert len(words) > 50
+    assert [w for w in words if re.search(r"\d", w)] == []
+    named = r"\b(two|three|four|five|six|seven|eight|nine|ten|half|twice|double|hundred|thousand)\b"
+    assert [w for w in words if re.search(named, w)] == []
+
+
+def test_the_numbers_of_the_story_are_those_of_the_runs(results):
+    page = data(results["page"])
+    runs, steps = page["parts"], page["story"]["steps"]
+    assert [s["title"] for s in steps] == ["Attend", "Why these weights", "The pull of each key", "One step",
+        "The turn away from money", "Margin", "What Adam does", "Free keys"]  # fmt: skip
+
+    def check(i, told):
+        """The numbers in the text of step i are these, to half of their last decimal."""
+        shown = [x.replace("−", "-").replace(",", "") for x in NUMBER.findall(steps[i]["text"])]
+        units = [10.0 ** -len(x.partition(".")[2]) if "e" not in x else float(x) for x in shown]
+        assert len(shown) == len(told)
+        assert [x for x, unit, y in zip(shown, units, told, strict=True) if abs(float(x) - y) > 0.51 * unit] == []
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    part = [runs[s["part"]] for s in steps]
+    ends = [part[i] and {n: np.array(part[i][n]) for n in ("q", "k", "weights", "steps")} for i in (0, 3, 4, 5, 6, 7)]
+    start, one, turn, end, adam, free = ends
+    e = np.exp(K @ Q / np.sqrt(2))
+    p = e / e.sum()
+    check(0, [1, 0, *100 * p, 100])
+    exps = e / e.max()
+    told = [*K @ Q, 2, *K @ Q / np.sqrt(2), *exps, exps.sum(), *p, *p @ V]
+    check(1, told)
+    pull = (K[0] - p @ K) / np.sqrt(2)
+    along = (np.eye(3)[0] - p) * (K @ pull) / np.sqrt(2) / np.linalg.norm(pull)
+    told = [-np.log(p[0]), *along, np.linalg.norm(pull), np.sqrt(0.5), *p @ K]
+    check(2, told)
+    after = Q + pull
+    e = np.exp(K @ after / np.sqrt(2))
+    told = [
+        1,
+        *Q,
+        *after,
+        -np.log(p[0]),
+        -np.log(e[0] / e.sum()),
+        100 * p[0],
+        100 * e[0] / e.sum(),
+        1,
+        cosine(after, K[0]),
+    ]
+    check(3, told)
+    assert steps[3]["frame"] == 1 == one["steps"][1]
+
+    cos = np.array([cosine(q, K[1]) for q in turn["q"]])
+    t, lost = cos.argmin(), (turn["q"][0] - turn["q"][cos.argmin()]) @ K.T
+    assert steps[4]["frame"] == t
+    assert 0 < lost[1] < lost[0], "money's score falls, and river's falls further"
+    told = [turn["steps"][t], *100 * turn["weights"][[0, t], 1], cos[0], cos[t], lost[1], lost[0]]
+    check(4, told)
+
+    widest = {}
+    for target in (0, 1):
+        u = np.stack([np.cos(a := np.linspace(0, 2 * np.pi, 200_001)), np.sin(a)], 1)
+        lead = ((K[target] - np.delete(K, target, 0)) @ u.T).min(0)
+        widest[target] = u[lead.argmax()], lead.max()
+    last = [x["q"][-1] for x in (end, start, adam, free)]
+    size = [np.linalg.norm(q) for q in last]
+    told = [widest[1][1], 10_000, cosine(last[0], widest[1][0]), cosine(last[0], K[1]), size[0],
+            100 * end["weights"][-1, 1], widest[0][1], size[1], 100 * start["weights"][-1, 0]]  # fmt: skip
+    check(5, told)
+    u = widest[0][0]
+    told = [*last[2], *last[1], 100 * adam["weights"][-1, 0], 100 * start["weights"][-1, 0],
+            cosine(last[2], u), cosine(last[1], u), cosine(last[2], K[0]), cosine(last[1], K[0])]  # fmt: skip
+    check(6, told)
+    keys = free["k"][:, 1]
+    drift = abs(free["k"].mean(1) - free["k"][0].mean(0)).max()
+    told = [cosine(Q, K[1]), cosine(last[3], keys[-1]), size[3], size[0], *keys[0], *keys[-1], drift]
+    check(7, told)
+    with pytest.raises(AssertionError):
+        check(7, [*told[:-2], told[-2] + 0.001, drift])
+    assert np.dot(free["k"][-1, 0] - K[0], last[3]) < 0 > np.dot(free["k"][-1, 2] - K[2], last[3]), "pushed back"
 
 
 def test_a_page_for_any_sentence(tmp_path):
