@@ -3,6 +3,7 @@
 Every number in it is formatted from what was computed, and every frame is found in it: the words below hold no digit.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -94,7 +95,7 @@ def margin(r: dict, part: int, river: dict) -> page.Step:
         {number(cos["k_money"][-1])}. So narrow a margin asks for a long query: |q| is {number(size, 1)}, and money’s
         weight only {percent(r["p"][-1])}. For river the margin is {number(river["widest_margin"], 4)}: there |q| of
         {number(river["norm"][-1], 1)} gives {percent(river["p"][-1], 2)}."""
-    try_ = f"Choose “{TO_RIVER}” as the loss, above the plane, and compare the scales."
+    try_ = f"Choose “{TO_RIVER}” as the loss, in the line above the plane, and compare the scales."
     return page.Step("Margin", joined(text), ("plane", "margin", "norm"), len(r["q"]) - 1, try_, part, MONEY)
 
 
@@ -106,7 +107,7 @@ def adam(r: dict, part: int, plain: dict) -> page.Step:
         {vector(plain["q"][-1], 1)}. The weight of river is {percent(p, 2)} here and {percent(there, 2)} there; but
         cos(q, u) is {number(widest[0])}, not {number(widest[1])}, and cos(q, k_river) is {number(key[0])}, not
         {number(key[1])}. The loss does not say where a query ends: the optimiser does."""
-    try_ = "Choose “sign descent” as the optimiser: its steps are equally long in every coordinate."
+    try_ = "Choose “sign descent” as the optimiser, above the plane: its steps are equally long in every coordinate."
     return page.Step("What Adam does", joined(text), ("plane", "cosines"), len(r["q"]) - 1, try_, part)
 
 
@@ -115,7 +116,7 @@ def free_keys(r: dict, part: int, frozen: dict) -> page.Step:
     text = f"""So far the keys stood still. Let them learn as well, and to attend to money q does come to point at its
         key: cos(q, k_money) goes from {number(cos[0])} to {number(cos[-1], 5)}, with |q| = {number(r["norm"][-1], 1)}
         instead of {number(frozen["norm"][-1], 1)}. The key came to meet it, from {vector(k[0])} to {vector(k[-1])}; the
-        others were pushed back, and the mean of all keys stayed where it was, to {np.abs(mean - mean[0]).max():.0e}.
+        others were pushed back, and the mean of all keys stayed where it was, to {about(np.abs(mean - mean[0]).max())}.
 
         “The query moves toward the key” holds where the key may move too."""
     try_ = "Press Play: the keys part, and q follows one of them."
@@ -124,7 +125,7 @@ def free_keys(r: dict, part: int, frozen: dict) -> page.Step:
 
 def joined(text: str) -> str:
     """The text with its lines joined; an empty line still parts paragraphs."""
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(re.sub(r"[ \n]+", " ", part).strip() for part in text.split("\n\n"))
 
 
 def number(x: float, digits: int = 3) -> str:
@@ -137,6 +138,10 @@ def signed(x: float) -> str:
 
 def percent(x: float, digits: int = 1) -> str:
     return f"{x:.{digits}%}".replace("%", "\N{NO-BREAK SPACE}%")
+
+
+def about(x: float) -> str:
+    return f"{x:.0e}".replace("-", "−")
 
 
 def vector(x: np.ndarray, digits: int = 3) -> str:

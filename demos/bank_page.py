@@ -77,6 +77,7 @@ def compute(args: argparse.Namespace) -> dict:
     pulls = C * (np.eye(3)[0] - p)[:, None] * K
     series = {name: shown[name] for name in ("loss", "p", "margin", "norm")} | {"cos": shown["cosines"]}
     return {"page": file, "bytes": file.stat().st_size, "pictures": pictures, "runs": told,
+            "story": [step["title"] for step in tale.data["steps"]],
             "pulls": pulls, "pull": C * (K[0] - p @ K), "series": series}  # fmt: skip
 
 
@@ -123,6 +124,7 @@ def show(console: Console, r: dict) -> None:
         console.print(_cli.table([loss, *heads], rows))
         console.print()
     console.print("Theory: frozen keys keep their mean; with q and K, |q|² − |K|² drifts by η² Σ (|dq|² − |dK|²).")
+    console.print(f"The page begins with a story in {len(r['story'])} steps: {', '.join(r['story'])}.")
     console.print(
         f"Page ({r['bytes'] / 1000:.0f} kB): {r['page']}\nPictures: {', '.join(r['pictures'])}", soft_wrap=True
     )

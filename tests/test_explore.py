@@ -114,7 +114,7 @@ def test_what_the_bank_page_claims_is_so(results):
     np.testing.assert_allclose(np.sum(results["pulls"], axis=0), pull, atol=1e-12)
 
 
-NUMBER = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
+NUMBER = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e−\d+)?")
 
 
 def test_no_number_of_the_story_is_typed():
