@@ -513,7 +513,8 @@ plant("a story that shows another frame", "jattn/page/_document.py", '{**step, "
       '{**step, "part": at[step["part"]], "frame": 0}', STORY)
 plant("a frame beyond a run in a story", "jattn/page/_story.py", "if at >= n:", "if at > n:",
       "story.py::test_refusals")
-plant("a story that tells of another step", "demos/_bank_story.py", "t = int(cos.argmin())", "t = int(cos.argmin()) + 1",
+plant("a story that tells of another step", "demos/_bank_story.py", "t = int(cos.argmin())",
+      "t = int(cos.argmin()) + 1",
       "explore.py::test_the_numbers_of_the_story_are_those_of_the_runs")
 # fmt: on
 
