@@ -1,6 +1,7 @@
 """The demos that write a page: their descents against NumPy, their claims against their numbers, their refusals."""
 
 import ast
+import base64
 import importlib
 import json
 import re
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.structure
 
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
-cli, bank, explore, recorder, which = (
-    importlib.import_module(n) for n in ("_cli", "bank_page", "explore", "_record", "which_tiles")
+cli, bank, explore, recorder, which, long = (
+    importlib.import_module(n) for n in ("_cli", "bank_page", "explore", "_record", "which_tiles", "long_page")
 )
 
 Q, K, V = np.array([1.0, 0.0]), np.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]]), np.array([[2, 0], [0, 3], [0.1, 0.1]])
@@ -254,6 +255,38 @@ def test_a_page_for_a_saved_trajectory(kind, tmp_path):
     assert run["labels"] == list("abcd")
     assert run["steps"] == [0, 10, 20, 30, 40]
     assert run["series"]["loss"]["loss"] == [0, 1, 2, 3, 4]
+
+
+def test_a_page_of_many_tokens_is_what_the_whole_array_gives(tmp_path, capsys, monkeypatch):
+    T, n = 512, 32
+    r = compute(long, "--tokens", T, "--out", tmp_path)
+    page = data(r["page"])
+    (part,) = page["parts"]
+    q, k, _ = (x.astype(float) for x in long.head(T, 42))
+    e = np.exp(q @ k.T - 24) * np.tri(T)
+    w = e / e.sum(1, keepdims=True)
+    tiles = w.reshape(n, T // n, n, T // n)
+
+    def floats(text):
+        return np.frombuffer(base64.b64decode(text), np.float32)
+
+    np.testing.assert_allclose(floats(part["mass"]).reshape(n, n), tiles.sum(3).mean(1), atol=2e-5)
+    np.testing.assert_allclose(floats(part["largest"]).reshape(n, n), tiles.max((1, 3)), atol=2e-5)
+    np.testing.assert_allclose(floats(part["exact"]).reshape(-1, T), w[part["rows"]], atol=2e-5)
+    np.testing.assert_allclose(r["mass"], 1, atol=1e-5)
+    kept = np.tri(T, dtype=int).reshape(n, T // n, n, T // n)
+    assert part["states"] == ["".join(map(str, line)) for line in kept.max((1, 3)) + kept.min((1, 3))]
+    assert min(x for x, t in zip(r["back"], r["chosen"], strict=True) if t >= T // 2) > 0.99, "what it claims"
+    assert r["memory"] < r["all"]
+    again = [float(x.replace(",", "")) for x in re.findall(r"\d[\d,]*(?:\.\d+)?", page["story"]["steps"][0]["text"])]
+    assert again == [T // 2, T // 2 - 1, T - 1, round(100 * r["back"][-1], 1)]
+    monkeypatch.setattr(sys, "argv", ["long_page.py"])
+    cli.run(long.arguments(), lambda args: r, long.show)
+    shown = capsys.readouterr().out
+    assert r["page"] in shown
+    assert max(len(line) for line in shown.splitlines() if "Page" not in line) <= 80
+    with pytest.raises(cli.BadInput, match="--tokens 500: must be a multiple of 512"):
+        compute(long, "--tokens", 500)
 
 
 def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):

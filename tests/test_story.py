@@ -293,8 +293,8 @@ def step(**more):
 
 
 REFUSED = [
-    (lambda: page.story("x", STEPS), TypeError, "story: part must be a part of a page, got part of type str. Make it with page.weights, page.heads or page.run."),
-    (lambda: page.story(page.story(RUN, STEPS[0]), STEPS[0]), TypeError, "story: part must be a part of a page, got part story. Make it with page.weights, page.heads or page.run."),
+    (lambda: page.story("x", STEPS), TypeError, "story: part must be a part of a page, got part of type str. Make it with page.weights, page.heads, page.run or page.blocks."),
+    (lambda: page.story(page.story(RUN, STEPS[0]), STEPS[0]), TypeError, "story: part must be a part of a page, got part story. Make it with page.weights, page.heads, page.run or page.blocks."),
     (lambda: page.story([], STEPS), ValueError, "story: part must not be empty, got part of length 0. Give at least one."),
     (lambda: page.story(RUN, []), ValueError, "story: steps must not be empty, got steps of length 0. Give at least one."),
     (lambda: page.story(RUN, [{"title": "a"}]), TypeError, "story: steps must hold page.Step, got steps[0] of type dict. Make each with page.Step(title, text)."),

@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
-_SCRIPTS = ("core.js", "drawing.js", "plane.js", "panels.js", "saving.js", "story.js", "main.js")
-_NAMES = {"weights": "The weights of a head", "heads": "Heads", "run": "A run", "story": "A story"}
+_SCRIPTS = ("core.js", "drawing.js", "plane.js", "panels.js", "blocks.js", "saving.js", "story.js", "main.js")
+_NAMES = {
+    "weights": "The weights of a head",
+    "heads": "Heads",
+    "run": "A run",
+    "blocks": "Blocks of attention",
+    "story": "A story",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jattn import _errors
 from jattn.page._document import Part
 
-_ARGUMENTS = {"run": ("frame", "key"), "weights": ("row", "key"), "heads": ("head",)}
+_ARGUMENTS = {"run": ("frame", "key"), "weights": ("row", "key"), "heads": ("head",), "blocks": ("row",)}
 
 
 class Step(NamedTuple):
@@ -18,7 +18,8 @@ class Step(NamedTuple):
     """What is to be seen; an empty line begins a new paragraph."""
     highlight: str | Sequence[str] = ()
     """What is outlined, by name: "plane", "weights", "pulls", "training", "conserved" or a series of a run; "weights",
-    "steps" or "pulls" of a head; "overview" or "arcs" of heads. The page scrolls to the first."""
+    "steps" or "pulls" of a head; "overview" or "arcs" of heads; "blocks" or "row" of blocks. The page scrolls to the
+    first."""
     frame: int | None = None
     """Of a run, from 0 to F − 1; the first if None."""
     try_: str = ""
@@ -28,7 +29,7 @@ class Step(NamedTuple):
     key: int | None = None
     """The key, from 0 to S − 1, whose pull is written out."""
     row: int | None = None
-    """Of a head: the query, from 0 to T − 1, whose row is shown step by step; the first if None."""
+    """Of a head or of blocks: the query, from 0 to T − 1, whose row is shown; the first if None."""
     head: tuple[int, int] | None = None
     """Of heads: (layer, head); the first if None."""
 
@@ -41,8 +42,8 @@ def story(part: Part | Sequence[Part], steps: Sequence[Step], *, title: str = "S
     in print and where scripts are not allowed. With reduced motion nothing glides.
 
     Args:
-      part: what it tells of, made by `weights`, `heads` or `run`. The page shows these parts too, each once, even if
-        it is also given to `html`.
+      part: what it tells of, made by `weights`, `heads`, `run` or `blocks`. The page shows these parts too, each
+        once, even if it is also given to `html`.
       steps: each a `Step`, in their order.
       title: of the story.
 
@@ -70,7 +71,7 @@ def story(part: Part | Sequence[Part], steps: Sequence[Step], *, title: str = "S
     for x in parts:
         kind = x.kind if isinstance(x, Part) else f"of type {type(x).__name__}"
         if kind not in _ARGUMENTS:
-            remedy = "Make it with page.weights, page.heads or page.run."
+            remedy = "Make it with page.weights, page.heads, page.run or page.blocks."
             _errors.fail(TypeError, "story", "part must be a part of a page", remedy, part=kind)
     listed = (steps,) if isinstance(steps, Step) or not isinstance(steps, (list, tuple)) else tuple(steps)
     for name, given in (("part", parts), ("steps", listed)):
@@ -85,6 +86,8 @@ def story(part: Part | Sequence[Part], steps: Sequence[Step], *, title: str = "S
 def views(part: Part) -> tuple[str, ...]:
     """The names of what a step can outline."""
     held = part.data
+    if part.kind == "blocks":
+        return "blocks", *["row"] * bool(held["rows"])
     if part.kind == "heads":
         return "overview", "arcs"
     if part.kind == "weights":
@@ -144,6 +147,8 @@ def _step(i: int, step: Any, parts: Sequence[Part]) -> dict[str, Any]:
 def _shape(part: Part) -> dict[str, int]:
     if part.kind == "run":
         return {"frames": len(part.data["q"]), "keys": len(part.data["labels"])}
+    if part.kind == "blocks":
+        return {"rows": part.data["T"]}
     if part.kind == "heads":
         return {"layers": part.data["shape"][0], "heads": part.data["shape"][1]}
     return {"rows": len(part.data["rows"]), "keys": len(part.data["columns"])}

@@ -28,7 +28,7 @@ const tools = document.getElementById("tools");
 tools.append(
   button("Save view", "Save the view as SVG", () => { main.classList.add("unpinned"); save("view.svg", "image/svg+xml", pictureOf([document.querySelector("header"), ...main.querySelectorAll(".panel:not([hidden])")])); main.classList.remove("unpinned"); }),
   ...(runs.length ? [button("Run as CSV", "Save the run as CSV", () => save("run.csv", "text/csv", csvOfRun(state.run)))] : []),
-  ...(given.parts.some((p) => p.kind !== "run") ? [button("Weights as CSV", "Save the weights as CSV", () => save("weights.csv", "text/csv", csvOfWeights(given.parts)))] : []),
+  ...(given.parts.some((p) => p.kind === "weights" || p.kind === "heads") ? [button("Weights as CSV", "Save the weights as CSV", () => save("weights.csv", "text/csv", csvOfWeights(given.parts)))] : []),
   button("All as JSON", "Save all data as JSON", () => save("data.json", "application/json", document.getElementById("data").textContent)), theme);
 
 const resizes = [];
@@ -39,7 +39,7 @@ if (runs.length) {
 }
 for (const part of given.parts) {
   if (part.kind === "run") continue;
-  const { made, show } = part.kind === "weights" ? attentionPanels(part) : headsPanels(part);
+  const { made, show } = { weights: attentionPanels, heads: headsPanels, blocks: blocksPanels }[part.kind](part);
   main.append(...made.map((p) => p.node));
   for (const p of made) { p.after?.(); if (p.resize) resizes.push(p.resize); }
   shows.set(part, show);
