@@ -7,6 +7,7 @@ token before. What the page shows is computed from lse, a block of rows at a tim
 import argparse
 import time
 from functools import partial
+from pathlib import Path
 
 import _cli
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 import jattn
-from jattn import masks, page
+from jattn import figures, masks, page
 from jattn.masks import Spans
 
 D, SHARP, CHUNK, MOST = 32, 24.0, 32, 256
@@ -75,10 +76,18 @@ def compute(args: argparse.Namespace) -> dict:
     back = np.array([w[t - T // 2 + 1] if t >= T // 2 else 0.0 for t, w in zip(chosen, rows, strict=True)])
     told = page.story(part, story(T, chosen, back), title="What is to be seen")
     note = "An induction head over a text that begins again after half of its length."
-    write = lambda: page.write(args.out / "long.html", f"Attention over {T:,} tokens", told, note=note)  # noqa: E731
-    file = _cli.save(args.out, write)
-    return {"page": file, "bytes": file.stat().st_size, "tokens": T, "blocks": n, "chosen": chosen, "back": back,
-            "memory": program.memory_analysis().temp_size_in_bytes, "all": 4 * T * T, "seconds": seconds,
+
+    def write() -> tuple[Path, list[Path]]:
+        file = page.write(args.out / "long.html", f"Attention over {T:,} tokens", told, note=note)
+        drawn = figures.blocks(
+            mass, T=T, S=T, states=states, title=f"{T:,} tokens; from the middle on, what came before"
+        )
+        return file, figures.save(drawn, args.out / "long")
+
+    file, pictures = _cli.save(args.out, write)
+    return {"page": file, "pictures": pictures, "bytes": file.stat().st_size, "tokens": T, "blocks": n,
+            "chosen": chosen, "back": back, "memory": program.memory_analysis().temp_size_in_bytes,
+            "all": 4 * T * T, "seconds": seconds,
             "mass": mass.sum(1), "states": np.bincount(states.ravel(), minlength=3)}  # fmt: skip
 
 
@@ -112,7 +121,7 @@ def show(console: Console, r: dict) -> None:
     for t, w in zip(r["chosen"], r["back"], strict=True):
         where = f"token {t - T // 2 + 1:,} gets {w:.3f} of it" if t >= T // 2 else "its token has not come before"
         console.print(f"Row {t:>6,}, exact on the page: {where}.")
-    console.print(f"Page: {r['page']}", soft_wrap=True)
+    console.print(f"Page: {r['page']}\nPictures: {', '.join(r['pictures'])}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -284,7 +284,8 @@ def test_a_page_of_many_tokens_is_what_the_whole_array_gives(tmp_path, capsys, m
     cli.run(long.arguments(), lambda args: r, long.show)
     shown = capsys.readouterr().out
     assert r["page"] in shown
-    assert max(len(line) for line in shown.splitlines() if "Page" not in line) <= 80
+    assert max(len(line) for line in shown.splitlines() if "Pa" not in line and "Pi" not in line) <= 80
+    assert [Path(x).name for x in r["pictures"]] == ["long.png", "long.svg"]
     with pytest.raises(cli.BadInput, match="--tokens 500: must be a multiple of 512"):
         compute(long, "--tokens", 500)
 

@@ -13,24 +13,22 @@ from typing import Any
 import numpy as np
 
 _SCRIPTS = ("core.js", "drawing.js", "plane.js", "panels.js", "blocks.js", "saving.js", "story.js", "main.js")
-_NAMES = {
-    "weights": "The weights of a head",
-    "heads": "Heads",
-    "run": "A run",
-    "blocks": "Blocks of attention",
-    "story": "A story",
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a page shows of one thing: made by `weights`, `heads`, `run` or `story`. In a notebook it shows itself."""
+    """What a page shows of one thing, made by `weights`, `heads`, `run`, `blocks` or `story`.
+
+    In a notebook it shows itself.
+    """
 
     kind: str
     data: Mapping[str, Any]
 
     def _repr_html_(self) -> str:
-        name = _NAMES[self.kind]
+        names = {"weights": "The weights of a head", "heads": "Heads", "run": "A run"}
+        names |= {"blocks": "Blocks of attention", "story": "A story"}
+        name = names[self.kind]
         return frame(document(name, "", [self], heading=""), name)
 
 

@@ -1,12 +1,15 @@
 """A story: steps through what a page shows, validated against the parts that they tell of."""
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jattn import _errors
 from jattn.page._document import Part
 
-_ARGUMENTS = {"run": ("frame", "key"), "weights": ("row", "key"), "heads": ("head",), "blocks": ("row",)}
+_ARGUMENTS = MappingProxyType(
+    {"run": ("frame", "key"), "weights": ("row", "key"), "heads": ("head",), "blocks": ("row",)}
+)
 
 
 class Step(NamedTuple):
