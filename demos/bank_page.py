@@ -2,8 +2,8 @@
 
 The runs on it: three losses (attend river, attend money, give back v_river), each learned by gradient descent, sign
 descent and Adam on q_bank alone, and by gradient descent on q_bank and the keys together. The page opens from the disk
-in any browser and needs no network. Beside it, the field −dL/dq with the path of q_bank on it, and
-training time, as PNG and SVG.
+in any browser and needs no network, and begins with a story that is told on these runs, step by step. Beside it, the
+field −dL/dq with the path of q_bank on it, and training time, as PNG and SVG.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 import _cli
 import jax
 import numpy as np
+from _bank_story import story
 from _bank_toy import BANK, W_K, W_Q, WORDS, C, K, Q, V, X
 from _record import record
 from matplotlib.figure import Figure
@@ -55,13 +56,15 @@ def compute(args: argparse.Namespace) -> dict:
     gains = np.eye(3)[:1] / np.asarray(steps.weights)  # −dL/dp of −log p_river
     parts.append(page.weights(steps.weights, words, WORDS, scores=steps.scores, scaled=steps.scaled, values=V,
                                 out=steps.out, keys=k, gains=gains))  # fmt: skip
+    rates = {name: rate for name, (_, _, rate) in LEARNERS.items()}
+    tale = story(runs, steps, rates, parts)
     note = "Training moves the query of “bank”. Drag it, or press Play: where it goes is not simply toward the key."
     money = runs["−log p_money", "gradient descent"]
     least = money["cosines"]["k_money"].min()
     seen = f"To attend money q turns away from it on the way: cos(q, k_money) falls to −{-least:.2f} while p rises"
 
     def write() -> tuple[Path, list[Path]]:
-        file = page.write(args.out / "bank_river.html", "How “bank” learns to attend", *parts, note=note)
+        file = page.write(args.out / "bank_river.html", "How “bank” learns to attend", tale, note=note)
         field, training = draw(runs), figures.training(money, WORDS, log=True, title=seen)
         return file, [
             *figures.save(field, args.out / "bank_field"),
@@ -74,6 +77,7 @@ def compute(args: argparse.Namespace) -> dict:
     pulls = C * (np.eye(3)[0] - p)[:, None] * K
     series = {name: shown[name] for name in ("loss", "p", "margin", "norm")} | {"cos": shown["cosines"]}
     return {"page": file, "bytes": file.stat().st_size, "pictures": pictures, "runs": told,
+            "story": [step["title"] for step in tale.data["steps"]],
             "pulls": pulls, "pull": C * (K[0] - p @ K), "series": series}  # fmt: skip
 
 
@@ -120,6 +124,7 @@ def show(console: Console, r: dict) -> None:
         console.print(_cli.table([loss, *heads], rows))
         console.print()
     console.print("Theory: frozen keys keep their mean; with q and K, |q|² − |K|² drifts by η² Σ (|dq|² − |dK|²).")
+    console.print(f"The page begins with a story in {len(r['story'])} steps: {', '.join(r['story'])}.")
     console.print(
         f"Page ({r['bytes'] / 1000:.0f} kB): {r['page']}\nPictures: {', '.join(r['pictures'])}", soft_wrap=True
     )

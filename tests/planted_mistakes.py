@@ -514,6 +514,21 @@ plant("a private name of jax elsewhere", TILE, "import jax.numpy as jnp\n",
 plant("a refusal that no table knows", ATTEND, "    if T == 0 or S == 0:",
       "    if T < 0:\n        _errors.fail(ValueError, 'attend', 'a must b', 'Do c.', q=q)\n    if T == 0 or S == 0:",
       "messages.py::test_each_place_that_refuses_is_in_the_table")
+
+# A page: its story, and blocks of thousands of tokens.
+
+STORY = "story.py::test_the_story[check_steps]"
+plant("a button of the story that does nothing", "jattn/page/story.js", "onclick: () => go(at + 1)",
+      "onclick: () => go(at)", STORY)
+plant("a story that shows another frame", "jattn/page/_document.py", '{**step, "part": at[step["part"]]}',
+      '{**step, "part": at[step["part"]], "frame": 0}', STORY)
+plant("blocks joined as if each held as many queries", "jattn/page/blocks.js", "x + w * size", "x + w",
+      "page_blocks.py::test_the_picture_is_that_of_the_blocks_at_the_detail_that_fits")
+plant("a frame beyond a run in a story", "jattn/page/_story.py", "if at >= n:", "if at > n:",
+      "story.py::test_refusals")
+plant("a story that tells of another step", "demos/_bank_story.py", "t = int(cos.argmin())",
+      "t = int(cos.argmin()) + 1",
+      "explore.py::test_the_numbers_of_the_story_are_those_of_the_runs")
 # fmt: on
 
 

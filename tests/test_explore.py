@@ -1,5 +1,7 @@
 """The demos that write a page: their descents against NumPy, their claims against their numbers, their refusals."""
 
+import ast
+import base64
 import importlib
 import json
 import re
@@ -17,8 +19,8 @@ pytestmark = pytest.mark.structure
 
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
-cli, bank, explore, recorder, which = (
-    importlib.import_module(n) for n in ("_cli", "bank_page", "explore", "_record", "which_tiles")
+cli, bank, explore, recorder, which, long = (
+    importlib.import_module(n) for n in ("_cli", "bank_page", "explore", "_record", "which_tiles", "long_page")
 )
 
 Q, K, V = np.array([1.0, 0.0]), np.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]]), np.array([[2, 0], [0, 3], [0.1, 0.1]])
@@ -90,7 +92,7 @@ def test_the_bank_page_holds_its_runs_and_says_where_it_is(results, capsys, monk
         np.testing.assert_allclose([p[0], p[-1]], told["ends"][:2])
         assert told["ends"][5] < 1e-9, "what theory conserves"
     assert all(Path(x).stat().st_size > 10_000 for x in results["pictures"])
-    assert Path(results["page"]).stat().st_size == results["bytes"] < 320_000
+    assert Path(results["page"]).stat().st_size == results["bytes"] < 330_000
     monkeypatch.setattr(sys, "argv", ["bank_page.py"])
     cli.run(bank.arguments(), lambda args: results, bank.show)
     shown = capsys.readouterr().out
@@ -111,6 +113,97 @@ def test_what_the_bank_page_claims_is_so(results):
     pull = (K[0] - e @ K / e.sum()) / np.sqrt(2)
     np.testing.assert_allclose(results["pull"], pull, atol=1e-12)
     np.testing.assert_allclose(np.sum(results["pulls"], axis=0), pull, atol=1e-12)
+
+
+NUMBER = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e−\d+)?")
+
+
+def test_no_number_of_the_story_is_typed():
+    """No digit stands in the words of its source, but for what says how a number is written."""
+    tree = ast.parse((FOLDER / "_bank_story.py").read_text(encoding="utf-8"))
+    formats = {id(c) for f in ast.walk(tree) if isinstance(f, ast.FormattedValue) and f.format_spec
+               for c in ast.walk(f.format_spec)}  # fmt: skip
+    words = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+             and id(n) not in formats]  # fmt: skip
+    assert len(words) > 50
+    assert [w for w in words if re.search(r"\d", w)] == []
+    named = r"\b(two|three|four|five|six|seven|eight|nine|ten|half|twice|double|hundred|thousand)\b"
+    assert [w for w in words if re.search(named, w)] == []
+
+
+def test_the_numbers_of_the_story_are_those_of_the_runs(results):
+    page = data(results["page"])
+    runs, steps = page["parts"], page["story"]["steps"]
+    assert [s["title"] for s in steps] == ["Attend", "Why these weights", "The pull of each key", "One step",
+        "The turn away from money", "Margin", "What Adam does", "Free keys"]  # fmt: skip
+
+    def check(i, told):
+        """The numbers in the text of step i are these, to half of their last decimal."""
+        shown = [x.replace("−", "-").replace(",", "") for x in NUMBER.findall(steps[i]["text"])]
+        units = [10.0 ** -len(x.partition(".")[2]) if "e" not in x else float(x) for x in shown]
+        assert len(shown) == len(told)
+        assert [x for x, unit, y in zip(shown, units, told, strict=True) if abs(float(x) - y) > 0.51 * unit] == []
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    part = [runs[s["part"]] for s in steps]
+    ends = [part[i] and {n: np.array(part[i][n]) for n in ("q", "k", "weights", "steps")} for i in (0, 3, 4, 5, 6, 7)]
+    start, one, turn, end, adam, free = ends
+    e = np.exp(K @ Q / np.sqrt(2))
+    p = e / e.sum()
+    check(0, [1, 0, *100 * p, 100])
+    exps = e / e.max()
+    told = [*K @ Q, 2, *K @ Q / np.sqrt(2), *exps, exps.sum(), *p, *p @ V]
+    check(1, told)
+    pull = (K[0] - p @ K) / np.sqrt(2)
+    along = (np.eye(3)[0] - p) * (K @ pull) / np.sqrt(2) / np.linalg.norm(pull)
+    told = [-np.log(p[0]), *along, np.linalg.norm(pull), np.sqrt(0.5), *p @ K]
+    check(2, told)
+    after = Q + pull
+    e = np.exp(K @ after / np.sqrt(2))
+    told = [
+        1,
+        *Q,
+        *after,
+        -np.log(p[0]),
+        -np.log(e[0] / e.sum()),
+        100 * p[0],
+        100 * e[0] / e.sum(),
+        1,
+        cosine(after, K[0]),
+    ]
+    check(3, told)
+    assert steps[3]["frame"] == 1 == one["steps"][1]
+
+    cos = np.array([cosine(q, K[1]) for q in turn["q"]])
+    t, lost = cos.argmin(), (turn["q"][0] - turn["q"][cos.argmin()]) @ K.T
+    assert steps[4]["frame"] == t
+    assert 0 < lost[1] < lost[0], "money's score falls, and river's falls further"
+    told = [turn["steps"][t], *100 * turn["weights"][[0, t], 1], cos[0], cos[t], lost[1], lost[0]]
+    check(4, told)
+
+    widest = {}
+    for target in (0, 1):
+        u = np.stack([np.cos(a := np.linspace(0, 2 * np.pi, 200_001)), np.sin(a)], 1)
+        lead = ((K[target] - np.delete(K, target, 0)) @ u.T).min(0)
+        widest[target] = u[lead.argmax()], lead.max()
+    last = [x["q"][-1] for x in (end, start, adam, free)]
+    size = [np.linalg.norm(q) for q in last]
+    told = [widest[1][1], 10_000, cosine(last[0], widest[1][0]), cosine(last[0], K[1]), size[0],
+            100 * end["weights"][-1, 1], widest[0][1], size[1], 100 * start["weights"][-1, 0]]  # fmt: skip
+    check(5, told)
+    u = widest[0][0]
+    told = [*last[2], *last[1], 100 * adam["weights"][-1, 0], 100 * start["weights"][-1, 0],
+            cosine(last[2], u), cosine(last[1], u), cosine(last[2], K[0]), cosine(last[1], K[0])]  # fmt: skip
+    check(6, told)
+    keys = free["k"][:, 1]
+    drift = abs(free["k"].mean(1) - free["k"][0].mean(0)).max()
+    told = [cosine(Q, K[1]), cosine(last[3], keys[-1]), size[3], size[0], *keys[0], *keys[-1], drift]
+    check(7, told)
+    with pytest.raises(AssertionError):
+        check(7, [*told[:-2], told[-2] + 0.001, drift])
+    assert np.dot(free["k"][-1, 0] - K[0], last[3]) < 0 > np.dot(free["k"][-1, 2] - K[2], last[3]), "pushed back"
 
 
 def test_a_page_for_any_sentence(tmp_path):
@@ -162,6 +255,39 @@ def test_a_page_for_a_saved_trajectory(kind, tmp_path):
     assert run["labels"] == list("abcd")
     assert run["steps"] == [0, 10, 20, 30, 40]
     assert run["series"]["loss"]["loss"] == [0, 1, 2, 3, 4]
+
+
+def test_a_page_of_many_tokens_is_what_the_whole_array_gives(tmp_path, capsys, monkeypatch):
+    T, n = 512, 32
+    r = compute(long, "--tokens", T, "--out", tmp_path)
+    page = data(r["page"])
+    (part,) = page["parts"]
+    q, k, _ = (x.astype(float) for x in long.head(T, 42))
+    e = np.exp(q @ k.T - 24) * np.tri(T)
+    w = e / e.sum(1, keepdims=True)
+    tiles = w.reshape(n, T // n, n, T // n)
+
+    def floats(text):
+        return np.frombuffer(base64.b64decode(text), np.float32)
+
+    np.testing.assert_allclose(floats(part["mass"]).reshape(n, n), tiles.sum(3).mean(1), atol=2e-5)
+    np.testing.assert_allclose(floats(part["largest"]).reshape(n, n), tiles.max((1, 3)), atol=2e-5)
+    np.testing.assert_allclose(floats(part["exact"]).reshape(-1, T), w[part["rows"]], atol=2e-5)
+    np.testing.assert_allclose(r["mass"], 1, atol=1e-5)
+    kept = np.tri(T, dtype=int).reshape(n, T // n, n, T // n)
+    assert part["states"] == ["".join(map(str, line)) for line in kept.max((1, 3)) + kept.min((1, 3))]
+    assert min(x for x, t in zip(r["back"], r["chosen"], strict=True) if t >= T // 2) > 0.99, "what it claims"
+    assert r["memory"] < r["all"]
+    again = [float(x.replace(",", "")) for x in re.findall(r"\d[\d,]*(?:\.\d+)?", page["story"]["steps"][0]["text"])]
+    assert again == [T // 2, T // 2 - 1, T - 1, round(100 * r["back"][-1], 1)]
+    monkeypatch.setattr(sys, "argv", ["long_page.py"])
+    cli.run(long.arguments(), lambda args: r, long.show)
+    shown = capsys.readouterr().out
+    assert r["page"] in shown
+    assert max(len(line) for line in shown.splitlines() if "Pa" not in line and "Pi" not in line) <= 80
+    assert [Path(x).name for x in r["pictures"]] == ["long.png", "long.svg"]
+    with pytest.raises(cli.BadInput, match="--tokens 500: must be a multiple of 512"):
+        compute(long, "--tokens", 500)
 
 
 def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import io
 import os
 import shutil
 import subprocess
@@ -180,6 +181,23 @@ def test_tiles_lie_where_they_belong_and_are_counted():
     assert figures.tiles(block_states, values=np.ones((10, 12), bool)).axes[0].get_xlim() == (0, 12)
 
 
+def test_blocks_lie_on_their_tokens_and_what_is_empty_is_hatched():
+    mass, states = np.array([[1.0, 0.0, 0.0], [0.3, 0.7, 0.0]]), np.array([[1, 0, 0], [2, 1, 0]])
+    ax = figures.blocks(mass, T=1999, S=3000, states=states, title="seen").axes[0]
+    np.testing.assert_array_equal(ax.images[0].get_array(), mass)
+    assert ax.images[0].get_extent() == [0, 3000, 2000, 0]
+    assert (ax.get_xlim(), ax.get_ylim(), ax.get_title()) == ((0, 3000), (1999, 0), "seen")
+    hatched = [(p.get_xy(), p.get_width(), p.get_height()) for p in ax.patches if p.get_hatch() and p.get_width()]
+    assert hatched == [((1000, 0), 2000, 1000), ((2000, 1000), 1000, 1000)]
+    told = [t.get_text() for t in ax.get_legend().get_texts()]
+    assert told == ["full: 1 of 6", "partial: 2 of 6", "empty: 3 of 6"]
+    assert figures.blocks(mass * np.nan, T=2, S=3).axes[0].get_legend() is None
+    large = figures.blocks(np.eye(256), T=65536, S=65536, states=np.tri(256) + np.tri(256, k=-1))
+    file = io.BytesIO()
+    large.savefig(file, format="svg")
+    assert len(file.getvalue()) < 400_000
+
+
 def test_the_field_the_hull_and_moving_keys_are_drawn_as_given():
     x, y = np.linspace(0, 3, 4), np.linspace(0, 2, 3)
     u, v = np.meshgrid(x, y)
@@ -339,6 +357,8 @@ REFUSED = [
         r"weights must be finite, got weights \[2, 3\]",
     ),
     (lambda: figures.weights([[1], [1, 2]], ROWS, WORDS), TypeError, "weights must be an array of numbers"),
+    (lambda: figures.blocks([[1.0]], T=0, S=1), ValueError, "blocks: T must be at least 1"),
+    (lambda: figures.blocks([[1.0]], T=1, S=1, states=[[3]]), ValueError, "blocks: states must be 0, 1 or 2"),
     (lambda: figures.path(POINTS[:0], KEYS, WORDS), ValueError, "path: points must have at least one row"),
     (lambda: figures.path(POINTS, KEYS[:, :1], WORDS), ValueError, r"keys must have the shape \[S, 2\]"),
     (lambda: figures.path(POINTS, KEYS, WORDS[:2]), ValueError, "labels must hold S = 3 names"),

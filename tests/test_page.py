@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _browser import until, visits
 
 import jattn
 from jattn import page
@@ -84,25 +85,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def visit(chromium, folder):
-    """Opens a page of the folder; what it asks of the network or complains about stands in `.seen`."""
-    opened = []
-
-    def go(name="runs.html", **how):
-        context = chromium.new_context(**({"viewport": {"width": 1100, "height": 800}} | how))
-        opened.append(context)
-        view = context.new_page()
-        view.set_default_timeout(8000)
-        view.seen = []
-        url = (folder / name).as_uri()
-        view.on("request", lambda r: r.url in (url, "data:,") or view.seen.append(r.url))
-        view.on("console", lambda m: view.seen.append(m.text))
-        view.on("pageerror", lambda e: view.seen.append(str(e)))
-        view.goto(url)
-        return view
-
-    yield go
-    for context in opened:
-        context.close()
+    with visits(chromium, folder) as go:
+        yield lambda name="runs.html", **how: go(name, **how)
 
 
 def held(view, where, name):
@@ -146,15 +130,6 @@ def test_the_steps_the_pulls_and_the_heads_are_those_of_the_arrays(visit, folder
     view.select_option("#arcs-of", "3")
     assert arcs.locator("svg path").count() == (heads[1, 2, 3] >= 0.02).sum()
     assert view.seen == []
-
-
-def until(view, what):
-    """Waits for an expression; a page under this policy lets nobody compile one inside it."""
-    for _ in range(160):
-        if view.evaluate(what):
-            return
-        view.wait_for_timeout(50)
-    raise AssertionError(f"never came true: {what}")
 
 
 def at_frame(view, k):
@@ -429,7 +404,7 @@ REFUSED = [
     (lambda: page.run(ARRAYS, NAMES, target=0, conserved=3), TypeError, "run: conserved must map each quantity to (predicted, measured), got conserved of type int. Pass a mapping."),
     (lambda: page.run(ARRAYS, NAMES, target=0, conserved={"a": 1}), TypeError, "run: conserved['a'] must be (predicted, measured), got conserved['a'] of type int. Give both, in this order."),
     (lambda: page.heads(np.zeros(3), NAMES, NAMES), ValueError, "heads: weights must have the axes [T, S], [H, T, S] or [L, H, T, S], got weights [3]. Take the batch apart first."),
-    (lambda: page.html("x", "y"), TypeError, "html: parts must be parts of a page, got parts of type str. Make each with page.weights, page.heads, page.head_table or page.run."),
+    (lambda: page.html("x", "y"), TypeError, "html: parts must be parts of a page, got parts of type str. Make each with page.weights, heads, head_table, run, blocks or story."),
     (lambda: page.html("x", *[page.weights(np.ones((1, 1)), ["a"], ["b"])] * 2), ValueError, "html: a page shows weights once, got parts with two weights. Write two pages."),
     (lambda: page.html("x", *[page.heads(np.ones((1, 1)), ["a"], ["b"])] * 2), ValueError, "html: a page shows heads once, got parts with two heads. Write two pages."),
 ]  # fmt: skip

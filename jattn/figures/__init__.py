@@ -15,11 +15,12 @@ from jattn.figures._effects import effects
 from jattn.figures._plane import path
 from jattn.figures._signed import conserved, why
 from jattn.figures._time import animate, training
-from jattn.figures._weights import arcs, heads, tiles, weights
+from jattn.figures._weights import arcs, blocks, heads, tiles, weights
 
 __all__ = [
     "animate",
     "arcs",
+    "blocks",
     "conserved",
     "effects",
     "heads",

@@ -6,7 +6,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
@@ -179,6 +179,69 @@ def arcs(
     ax.set_xlim(-0.45, 1.45)
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_axis_off()
+    return _canvas.titled(figure, ax, title)
+
+
+def blocks(
+    mass: Any,
+    *,
+    T: int,
+    S: int,
+    states: Any = None,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A head over thousands of tokens by blocks of queries and keys, with what a mask makes of each block.
+
+    Args:
+      mass: [n, m], of each block the mean over its queries of the weight on its keys, or its largest weight.
+      T: how many queries; block i holds those from i·⌈T/n⌉ on. S: how many keys, likewise.
+      states: [n, m], the block state of a mask: 0 (EMPTY) is hatched; 1 (PARTIAL) and 2 (FULL) are counted
+        in the legend, as it is.
+      ax: where to draw; a figure of its own if None.
+      title: what is to be seen.
+
+    Returns:
+      The figure drawn on. Colours follow the square root of `mass`, so that faint blocks are seen; NaN is left blank.
+
+    Raises:
+      TypeError, ValueError: a shape does not fit, or `states` holds something else than 0, 1 and 2.
+
+    Memory: as its inputs, a few times; no array of T × S.
+
+    Source: no published figure; `page.blocks` shows the same, and rows.
+
+    Example:
+      >>> from jattn import figures
+      >>> figure = figures.blocks([[1.0, 0.0], [0.4, 0.6]], T=4096, S=4096, states=[[1, 0], [2, 1]])
+      >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+      ['full: 1 of 4', 'partial: 2 of 4', 'empty: 1 of 4']
+    """
+    x = _picture_inputs.numbers("blocks", "mass", mass, (None, None), "[n, m]", finite=False)
+    T, S = _errors.count("blocks", "T", T, least=1), _errors.count("blocks", "S", S, least=1)
+    figure, ax = _canvas.axes(ax, (6.4, 5.4))
+    high, wide = (-(-tokens // max(n, 1)) for tokens, n in ((T, x.shape[0]), (S, x.shape[1])))
+    box = (0.0, float(wide * x.shape[1]), float(high * x.shape[0]), 0.0)
+    top = float(np.nanmax(x, initial=0)) or 1.0
+    picture = ax.imshow(x, cmap="viridis", norm=PowerNorm(0.5, 0, top), extent=box, interpolation="nearest")
+    figure.colorbar(picture, ax=ax, label="mass of a block", shrink=0.8)
+    if states is not None:
+        v = _picture_inputs.numbers("blocks", "states", states, x.shape, "[n, m]")
+        if not np.isin(v, (EMPTY, PARTIAL, FULL)).all():
+            _errors.fail(ValueError, "blocks", "states must be 0, 1 or 2", "0 none, 1 some, 2 all.", states=v)
+        ax.imshow(np.where(v == EMPTY, 1.0, np.nan), cmap=ListedColormap(["0.9"]), extent=box, interpolation="nearest")
+        for i, line in enumerate(v == EMPTY):  # hatched, so that it needs no colour
+            ends = np.flatnonzero(np.diff([False, *line, False]))
+            for start, stop in zip(ends[::2], ends[1::2], strict=True):
+                place = (wide * float(start), high * float(i))
+                ax.add_patch(
+                    Rectangle(place, wide * float(stop - start), high, fill=False, lw=0, ec="0.45", hatch="xx")
+                )
+        for state, words, hatch in ((FULL, "full", None), (PARTIAL, "partial", None), (EMPTY, "empty", "xx")):
+            label = f"{words}: {(v == state).sum()} of {v.size}"
+            ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, ec="0.45", hatch=hatch, label=label))
+        ax.legend(loc="upper right", fontsize="small")
+    ax.set(xlim=(0, S), ylim=(T, 0), xlabel="keys", ylabel="queries")
     return _canvas.titled(figure, ax, title)
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-_SCRIPTS = ("core.js", "drawing.js", "plane.js", "panels.js", "heads.js", "saving.js", "main.js")
+_SCRIPTS = (
+    "core.js", "drawing.js", "plane.js", "panels.js", "heads.js", "blocks.js", "saving.js", "story.js", "main.js",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Part:
 
     def _repr_html_(self) -> str:
         names = {"weights": "The weights of a head", "heads": "Heads", "head_table": "Heads in numbers", "run": "A run"}
+        names |= {"blocks": "Blocks of attention", "story": "A story"}
         name = names[self.kind]
         return frame(document(name, "", [self], heading=""), name)
 
@@ -43,9 +46,38 @@ def document(title: str, note: str, parts: Sequence[Part], heading: str | None =
     )
     filled = {"title": html.escape(title), "policy": policy, "style": style, "script": script}
     shown = {"title": title if heading is None else heading, "note": note}
-    filled["data"] = _json(shown | {"parts": [{"kind": p.kind, **p.data} for p in parts]})
+    flat, story = laid_out(parts)
+    filled["data"] = _json(shown | {"parts": [{"kind": p.kind, **p.data} for p in flat], "story": story})
+    filled["told"] = "" if story is None else _listed(story)
     template = (folder / "template.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda hole: filled[hole[1]], template)  # one pass: what is filled in is not read
+
+
+def laid_out(parts: Sequence[Part]) -> tuple[list[Part], dict[str, Any] | None]:
+    """The parts that are shown, each once, and the story, whose steps name their part by its place among these."""
+    flat: list[Part] = []
+    story = None
+    for part in parts:
+        told = part.data["parts"] if part.kind == "story" else (part,)
+        for x in told:
+            if part.kind != "story" or not any(x is y for y in (*flat, *parts)):
+                flat.append(x)
+        if part.kind == "story":
+            story = part
+    if story is None:
+        return flat, None
+    at = [next(i for i, y in enumerate(flat) if y is x) for x in story.data["parts"]]
+    steps = [{**step, "part": at[step["part"]]} for step in story.data["steps"]]
+    return flat, {"title": story.data["title"], "steps": steps}
+
+
+def _listed(story: Mapping[str, Any]) -> str:
+    """A story as a list, for a page whose script may not run."""
+    told = f"<h2>{html.escape(story['title'])}</h2><ol>"
+    for step in story["steps"]:
+        tried = f" Try: {step['try']}" if step["try"] else ""
+        told += f"<li><strong>{html.escape(step['title'])}.</strong> {html.escape(step['text'] + tried)}</li>"
+    return (told + "</ol>").encode(errors="replace").decode()  # half a surrogate pair is no character of a file
 
 
 def frame(page: str, name: str) -> str:

@@ -92,5 +92,5 @@ function headTablePanels(part) {
   });
   both.after = draw;
   both.resize = draw;
-  return [list, both, small];
+  return { made: [list, both, small], show: ({ head: [l, h] }) => { pick(l * H + h); return { table: list.node, scatter: both.node, pictures: small.node }; } };
 }

@@ -26,20 +26,33 @@ dress();
 
 const tools = document.getElementById("tools");
 tools.append(
-  button("Save view", "Save the view as SVG", () => { save("view.svg", "image/svg+xml", pictureOf([document.querySelector("header"), ...main.querySelectorAll(".panel:not([hidden])")])); }),
+  button("Save view", "Save the view as SVG", () => { main.classList.add("unpinned"); save("view.svg", "image/svg+xml", pictureOf([document.querySelector("header"), ...main.querySelectorAll(".panel:not([hidden])")])); main.classList.remove("unpinned"); }),
   ...(runs.length ? [button("Run as CSV", "Save the run as CSV", () => save("run.csv", "text/csv", csvOfRun(state.run)))] : []),
   ...(given.parts.some((p) => p.kind === "weights" || p.kind === "heads") ? [button("Weights as CSV", "Save the weights as CSV", () => save("weights.csv", "text/csv", csvOfWeights(given.parts)))] : []),
   button("All as JSON", "Save all data as JSON", () => save("data.json", "application/json", document.getElementById("data").textContent)), theme);
 
 const resizes = [];
-if (runs.length) layRun();
+const shows = new Map(); // part → what brings it to a step of a story
+if (runs.length) {
+  const show = layRun();
+  given.parts.filter((p) => p.kind === "run").forEach((part, i) => shows.set(part, (step) => show(runs[i], step)));
+}
 for (const part of given.parts) {
   if (part.kind === "run") continue;
-  const made = { weights: attentionPanels, heads: headsPanels, head_table: headTablePanels }[part.kind](part);
+  const { made, show } = { weights: attentionPanels, heads: headsPanels, head_table: headTablePanels, blocks: blocksPanels }[part.kind](part);
   main.append(...made.map((p) => p.node));
   for (const p of made) { p.after?.(); if (p.resize) resizes.push(p.resize); }
+  shows.set(part, show);
 }
 if (!given.parts.length) main.append(el("p", { text: "Nothing was given to this page." }));
+
+const framed = window.parent !== window; // as in a notebook, which scrolls by itself
+const story = given.story && storyPanel(given.story, { show: (step) => shows.get(given.parts[step.part])(step), still, framed });
+if (story) {
+  main.prepend(story.node);
+  story.go(0, false);
+  if (!framed) for (const event of ["load", "hashchange"]) addEventListener(event, story.arrive); // the browser has scrolled to where it would
+}
 
 function layRun() {
   const last = () => state.run.steps.length - 1;
@@ -110,6 +123,13 @@ function layRun() {
   }
   go(0, true);
   resizes.push(() => shown.resize(state.log, state.frame));
+  return (run, { frame, key }) => {
+    const fresh = run !== state.run;
+    state.run = run;
+    stop();
+    go(frame, fresh);
+    return shown.look(key);
+  };
 }
 
 let width = main.clientWidth;
@@ -117,6 +137,7 @@ new ResizeObserver(() => {
   if (main.clientWidth === width) return;
   width = main.clientWidth;
   for (const f of resizes) f();
+  story?.fit();
 }).observe(main);
 
 // In a notebook: as high as what it shows.

@@ -24,8 +24,8 @@ function attentionPanels(part) {
   const steps = whole && panel("Every step of one row", "half"), reasons = causes && panel("Why: the pulls on the query", (part.columns.length <= 12) === Boolean(whole) ? "" : "half");
   let row = 0, step = 4, chosen = null;
 
-  function pick(t) {
-    row = t; chosen = null;
+  function pick(t, key = null) {
+    row = t; chosen = key;
     for (const b of map.body.querySelectorAll("[data-row]")) b.setAttribute("aria-pressed", String(Number(b.dataset.row) === t));
     if (whole) walk();
     if (causes) explain();
@@ -57,7 +57,8 @@ function attentionPanels(part) {
   }
   heatmap(map.body, { weights: of.weights, rows: part.rows, columns: part.columns, chosen: row, choose: whole || causes ? pick : null, caption: whole || causes ? "Choose a query to see its row step by step." : "" });
   if (of.weights.length) pick(0);
-  return [map, steps, reasons].filter(Boolean);
+  const views = { weights: map.node, ...(steps && { steps: steps.node }), ...(reasons && { pulls: reasons.node }) };
+  return { made: [map, steps, reasons].filter(Boolean), show: (to) => { pick(to.row, to.key); return views; } };
 }
 
 // All heads as small pictures, and the arcs of one.
@@ -114,7 +115,7 @@ function headsPanels(part) {
   }
   all.after = () => pick(...at);
   one.resize = draw;
-  return [all, one];
+  return { made: [all, one], show: ({ head }) => { pick(...head); return { overview: all.node, arcs: one.node }; } };
 }
 
 // A run: the plane, the pulls, what moved, what was conserved.
@@ -124,12 +125,12 @@ function runPanels(state, { go, settle }) {
   const grid = el("div", { class: "charts" }), lists = el("div", { class: "charts" }), verdicts = el("div");
   time.body.append(grid);
   kept.body.append(verdicts, lists);
-  const weights = el("div"), reasons = el("div");
-  row.body.append(weights, el("h3", { text: "The pull of each key" }), reasons);
+  const weights = el("div"), reasons = el("div"), pulls = el("div", {}, el("h3", { text: "The pull of each key" }), reasons);
+  row.body.append(weights, pulls);
   const kind = el("p", { class: "note" });
   place.body.append(kind);
   const map = plane(place.body, { changed: () => settle() });
-  let chosen = null, charts = [];
+  let chosen = null, charts = [], views = {};
 
   function refresh(run, f) {
     const now = meet(run, map.query(), map.keys());
@@ -147,12 +148,13 @@ function runPanels(state, { go, settle }) {
     for (const c of charts) { if (fresh || c.log !== log) { c.draw(log); c.log = log; } c.move(f); }
   }
   function build(run) {
-    const made = (host, options) => { const cell = el("div", { class: "chart" }); host.append(cell); return chart(cell, { steps: run.steps, choose: go, ...options }); };
+    const made = (host, options, name) => { const cell = el("div", { class: "chart" }); if (name) views[name] = cell; host.append(cell); return chart(cell, { steps: run.steps, choose: go, ...options }); };
     grid.replaceChildren();
+    views = {};
     charts = [made(grid, { title: "weights", low: 0, high: 1, lines: run.labels.map((name, j) => ({ name, y: run.weights.map((w) => w[j]) })) })];
     if (run.q[0].length <= 6) charts.push(made(grid, { title: `coordinates of ${run.query}`, lines: run.q[0].map((_, d) => ({ name: `${run.query} ${d + 1}`, y: run.q.map((q) => q[d]) })) }));
     const called = { norm: `|${run.query}|`, p: `weight of ${run.labels[run.target]}`, p_r: `weight of ${run.labels[run.target]}` };
-    for (const [name, lines] of Object.entries(run.series)) charts.push(made(grid, { title: (called[name] ?? name.replaceAll("_", " ")) + (Object.keys(lines).length === 1 && !(name in lines) ? `: ${Object.keys(lines)[0]}` : ""), lines: Object.entries(lines).map(([label, y]) => ({ name: label, y })) }));
+    for (const [name, lines] of Object.entries(run.series)) charts.push(made(grid, { title: (called[name] ?? name.replaceAll("_", " ")) + (Object.keys(lines).length === 1 && !(name in lines) ? `: ${Object.keys(lines)[0]}` : ""), lines: Object.entries(lines).map(([label, y]) => ({ name: label, y })) }, name));
     lists.replaceChildren();
     const promises = Object.entries(run.conserved);
     kept.node.hidden = !promises.length;
@@ -163,5 +165,12 @@ function runPanels(state, { go, settle }) {
       return [name, digits(predicted.at(-1), 6), digits(measured.at(-1), 6), off.toExponential(1).replaceAll("-", "−"), el("span", { class: holds ? "holds" : "fails", text: holds ? "✓ holds" : "✗ fails" })];
     }))));
   }
-  return { parts: [place, row, time, kept], show, resize: (log, f) => { map.resize(); for (const c of charts) { c.draw(log); c.move(f); } }, settle: () => refresh(state.run, state.frame) };
+  // For a story: the keys and the path so far, the pull of one key, and what can be outlined.
+  function look(key) {
+    map.near(true);
+    chosen = key;
+    refresh(state.run, state.frame);
+    return { ...views, plane: place.node, weights, pulls, training: time.node, conserved: kept.node };
+  }
+  return { parts: [place, row, time, kept], show, look, resize: (log, f) => { map.resize(); for (const c of charts) { c.draw(log); c.move(f); } }, settle: () => refresh(state.run, state.frame) };
 }

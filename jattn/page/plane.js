@@ -65,8 +65,8 @@ function plane(host, { changed }) {
     backdrop = "";
     render();
   }
-  function near() {
-    const all = keys().map(flat), whole = extent(), low = [0, 1].map((i) => Math.min(...all.map((p) => p[i]))), high = [0, 1].map((i) => Math.max(...all.map((p) => p[i])));
+  function near(path = false) {
+    const all = [...keys(), ...(path ? run.q.slice(0, frame + 1) : [])].map(flat).filter((p) => p.every(Number.isFinite)), whole = extent(), low = [0, 1].map((i) => Math.min(...all.map((p) => p[i]))), high = [0, 1].map((i) => Math.max(...all.map((p) => p[i])));
     middle = [0, 1].map((i) => (low[i] + high[i]) / 2);
     zoom = whole.span / Math.max((high[0] - low[0]) * 1.9, (high[1] - low[1]) * 2.6, whole.span * 1e-6);
     backdrop = "";
@@ -277,5 +277,5 @@ function plane(host, { changed }) {
     put(lifted(query(), add(flat(query()), way, by)));
   });
 
-  return { show, resize: () => { if (run) { backdrop = ""; render(); } }, query: () => query(), keys, free: () => free };
+  return { show, near, resize: () => { if (run) { backdrop = ""; render(); } }, query: () => query(), keys, free: () => free };
 }

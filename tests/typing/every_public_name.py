@@ -208,7 +208,8 @@ def every_figure(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> li
     drawn = [figures.weights(weights, LABELS, LABELS), figures.arcs(weights, LABELS, LABELS), figures.heads(weights),
              figures.training(run, LABELS), figures.why(weights, LABELS), figures.conserved({"q": (weights, weights)}),
              figures.path(weights, weights, LABELS),
-             figures.effects(weights[0], weights[1]), figures.tiles(np.zeros((2, 2), int))]  # fmt: skip
+             figures.effects(weights[0], weights[1]),
+             figures.blocks(weights, T=4096, S=4096), figures.tiles(np.zeros((2, 2), int))]  # fmt: skip
     assert_type(drawn, list[Figure])
     return [figures.animate(run, LABELS, folder / "run.gif"), *figures.save(drawn[0], folder / "weights")]
 
@@ -229,6 +230,7 @@ def every_view(weights: np.ndarray, folder: Path) -> Path:
 def every_page(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> Path:
     parts: list[page.Part] = [page.weights(weights, LABELS, LABELS), page.heads(weights[None], LABELS, LABELS),
                               page.run(run, LABELS, target=0), page.head_table({"entropy": weights})]  # fmt: skip
+    parts += [page.blocks(weights, weights, T=4096, S=4096), page.story(parts[0], [page.Step("Start", "A row.")])]
     print(len(page.html("bank", *parts)))
     return page.write(folder / "bank.html", "bank", *parts)
 
