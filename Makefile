@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly mistakes core nightly constraints browser \
-        bench measure compile compile-all compilers check docs site dist lint clean
+        bench measure compile compile-all compilers check coverage audit docs site dist lint clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -30,6 +30,8 @@ help:
 	@echo "make compile   what the compilers of TPU and GPU say, without a device; make compile-all for all of it"
 	@echo "make docs    the site, in build/docs"
 	@echo "make dist    what is published: sdist and wheel, checked"
+	@echo "make coverage   the lines and branches of jattn/ that the tests run"
+	@echo "make audit   known vulnerabilities and licences of what jattn needs"
 	@echo "make check   format, lint and types, then make test"
 	@echo "make clean   remove the environment and what the demos left"
 
@@ -61,6 +63,9 @@ test: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
 test-all: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
 	@$(PYTEST) --all tests README.md docs
 	@$(EXAMPLES) --all
+
+coverage: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+	@$(PYTEST) tests --cov=jattn --cov-branch --cov-report=term-missing:skip-covered
 
 # Mistakes planted one by one into a copy, each of which `make test` must notice.
 mistakes: $(VENV)/.ready-dev $(VENV)/.torch
@@ -147,6 +152,12 @@ dist: $(VENV)-dist/.ready
 $(VENV)-dist/.ready:
 	@$(PYTHON) -m venv $(VENV)-dist
 	@$(VENV)-dist/bin/python -m pip install --disable-pip-version-check -q build twine check-wheel-contents && touch $@
+
+# What jattn needs, in an environment that has nothing else: what is known against it, and its licences.
+audit: dist
+	@$(VENV)-dist/bin/python -m pip install --disable-pip-version-check -q pip-audit pip-licenses
+	@$(VENV)-dist/bin/pip-licenses --python $(VENV)-empty/bin/python --format markdown
+	@$(VENV)-dist/bin/pip-audit --strict --path "$$($(VENV)-empty/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 # In an environment of its own, beside the peers. Where pip finds a CUDA build of torch first, point it at a CPU build.
 bench:
