@@ -35,9 +35,9 @@ def pytest_configure(config):
 
 
 LONGEST = (
-    "test_transforms", "test_kernels", "test_lab", "test_sharding_programs", "test_sweeps", "test_one_head",
-    "test_memory", "test_modes", "test_determinism", "test_export", "test_cache", "test_many_heads", "test_flow",
-    "test_kernels_gpu", "test_tiles", "test_gradient_flow",
+    "test_notebooks", "test_transforms", "test_kernels", "test_lab", "test_sharding_programs", "test_sweeps",
+    "test_one_head", "test_memory", "test_modes", "test_determinism", "test_export", "test_cache", "test_many_heads",
+    "test_flow", "test_kernels_gpu", "test_tiles", "test_gradient_flow",
 )  # fmt: skip
 
 
