@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib.util
 import os
 import shutil
 
@@ -49,6 +50,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if not isinstance(item, pytest.Function):
             item.add_marker("structure")  # what an example prints is rounded
+        if item.path.name == "from_pytorch.md":
+            needed = not all(map(importlib.util.find_spec, ("torch", "transformers")))
+            item.add_marker(pytest.mark.skipif(needed, reason="the other side: pip install 'jattn[parity]'"))
+            item.add_marker(pytest.mark.filterwarnings("default"))  # what torch warns of in its own code
     # The longest files first, so that no worker is alone with one of them in the end. In each file, what is compiled in
     # full before what is compiled cheaply: what a test forgets for its options, the next would compile anew.
     files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
