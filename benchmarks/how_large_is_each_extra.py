@@ -1,7 +1,7 @@
 """How large is each extra: what it installs beyond `pip install jattn`, in packages and bytes on disk.
 
 Read from the environment that runs this, without a network: the requirements of each extra in pyproject.toml, and
-theirs, as the installed packages declare them. An extra of which a package is not installed is not measured, and says so.
+theirs, as the installed packages declare them. An extra of which a package is not installed says so.
 
     python benchmarks/how_large_is_each_extra.py > benchmarks/results/how_large_is_each_extra.md
 """

@@ -42,6 +42,12 @@ def digest(*patterns):
     return seen.hexdigest()[:12]
 
 
+def forget(name):
+    """What was made of earlier sources is not kept."""
+    for old in KEPT.glob(f"{name}-*"):
+        old.unlink()
+
+
 def run_notebook(name):
     """A notebook with its outputs; without, where a package that it needs is not installed."""
     notebook = _notebooks.read(name)
@@ -50,6 +56,7 @@ def run_notebook(name):
     kept = KEPT / f"{name}-{digest(f'docs/notebooks/{name}.py', 'docs/_notebooks.py')}.ipynb"
     if not kept.exists():
         _notebooks.run(notebook, optimised=name == _notebooks.OPTIMISED)
+        forget(name)
         nbformat.write(notebook, kept)
     return nbformat.read(kept, as_version=4)
 
@@ -58,12 +65,13 @@ def run_demo(name):
     """The page that a demo writes, which opens alone."""
     kept = KEPT / f"{name}-{digest('demos/*.py')}.html"
     if not kept.exists():
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=KEPT) as folder:
             file = Path(folder, f"{name}.html")
             out = folder if name == "bank_page" else str(file)
             environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
             command = [sys.executable, str(ROOT / "demos" / f"{name}.py"), "--json", "--out", out]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+            forget(name)
             next(Path(folder).glob("*.html")).replace(kept)
     return kept
 

@@ -36,6 +36,8 @@ RIGHT = (
         (RIGHT, None),
         (RIGHT.replace("jattn.attention", "jattn.atention"), "jattn.attention has no place on the site"),
         (RIGHT.replace('alt="a head"', ""), "index.html: the picture a.png has no text"),
+        (RIGHT + "<iframe src=x.html></iframe>", "index.html: the frame x.html has no text"),
+        (RIGHT + '<iframe src="x.html" title="a page"></iframe>', None),
         (RIGHT + "<script src=https://a.org/x.js></script>", "index.html: asks a network for https://a.org/x.js"),
         (RIGHT + "<link rel=stylesheet href=//a.org/x.css>", "index.html: asks a network for //a.org/x.css"),
     ],
