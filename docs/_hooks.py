@@ -104,4 +104,6 @@ def on_page_content(content, page, config, files):
         return convert(html.unescape(found[3]), display=display)
 
     made = outputs.get(page.file.src_uri, ())
-    return OUTPUT.sub(lambda found: f'<div class="output">{made[int(found[1])]}</div>', FORMULA.sub(drawn, content))
+    return OUTPUT.sub(
+        lambda found: f'<div class="output" tabindex="0">{made[int(found[1])]}</div>', FORMULA.sub(drawn, content)
+    )

@@ -8,6 +8,7 @@ import base64
 import html
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
 import jupytext
@@ -37,8 +38,9 @@ def run(notebook, optimised=False, seconds=300):
     """Each cell is run, but the one that installs; an error in a cell is raised."""
     client = NotebookClient(notebook, timeout=seconds, kernel_name="python3", skip_cells_with_tag="install")
     client.create_kernel_manager()
-    client.km.transport = "ipc"  # what a cell prints crosses no network
-    client.execute(env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(not optimised)})
+    with tempfile.TemporaryDirectory() as folder:  # what a cell prints crosses no network, and meets no other kernel
+        client.km.transport, client.km.ip = "ipc", f"{folder}/kernel"
+        client.execute(env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(not optimised)})
     return notebook
 
 

@@ -39,8 +39,9 @@ c = 1 / np.sqrt(2)
 # ## Frozen keys: toward the widest margin
 #
 # The loss is $-\log w_r$. Gradient *flow*, dq/dt = −∇L, is followed to t = 10¹²: the attention saturates, and q
-# grows without end, like log t. Its direction tends to $u = \arg\max_{|u|=1} \min_j u \cdot (k_r - k_j)$, and not
-# to k_r (Soudry et al. 2018). `flow.max_margin` finds u and its margin γ exactly.
+# grows without end, like log t. Its direction tends to
+# $u = \mathrm{argmax}_{|u|=1}\, \mathrm{min}_j u \cdot (k_r - k_j)$, and not to k_r (Soudry et al. 2018).
+# `flow.max_margin` finds u and its margin γ exactly.
 
 
 # %%

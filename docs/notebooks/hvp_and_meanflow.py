@@ -34,8 +34,9 @@ import jattn
 # It learns the mean velocity u(z, r, t) that carries noise to a set of points. With v = noise − data and
 # z = (1 − t) data + t noise,
 #
-# $$L = \frac{1}{n} \left\| u - u_\mathrm{tgt} \right\|^2, \qquad
-# u_\mathrm{tgt} = v - (t - r) \left(v \cdot \partial_z u + \partial_t u\right)$$
+# $$L = \frac{1}{n} \left\| u - u_\mathrm{tgt} \right\|^2$$
+#
+# $$u_\mathrm{tgt} = v - (t - r) \left(v \cdot \partial_z u + \partial_t u\right)$$
 #
 # (Geng et al. 2025, "Mean Flows for One-step Generative Modeling"). The bracket is one jvp of the network.
 
