@@ -17,7 +17,7 @@ from pathlib import Path
 
 import nbformat
 from latex2mathml.converter import convert
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -91,7 +91,8 @@ def on_files(files, config):
             where, notebook = f"notebooks/{name}", made.result()
             text, outputs[f"{where}.md"] = _notebooks.page(notebook, name)
             files.append(File.generated(config, f"{where}.md", content=text))
-            files.append(File.generated(config, f"{where}.ipynb", content=nbformat.writes(notebook)))
+            shown = InclusionLevel.INCLUDED  # unlike an .ipynb of one's own, paired with the text
+            files.append(File.generated(config, f"{where}.ipynb", content=nbformat.writes(notebook), inclusion=shown))
     files.append(File.generated(config, "messages.md", content=_messages.page()))
     return files
 
