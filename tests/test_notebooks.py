@@ -54,6 +54,16 @@ def test_six_notebooks_are_found():
     assert len(notebooks.names()) == 6
 
 
+def test_a_notebook_whose_packages_are_not_installed_says_so_on_its_page(monkeypatch):
+    notebook = notebooks.read("bank_walk")
+    assert "was not run" not in notebooks.page(notebook, "bank_walk")[0]
+    monkeypatch.setitem(notebooks.NEEDS, "bank_walk", ("jattn", "no_such_package"))
+    assert notebooks.missing("bank_walk") == ["no_such_package"]
+    text, outputs = notebooks.page(notebook, "bank_walk")
+    assert "It was not run where this site was built: no_such_package not installed." in text
+    assert outputs == []
+
+
 def test_what_a_notebook_asserts_fails_it_and_a_picture_without_alt_is_seen():
     """The controls, in one kernel: a picture without a name, then an assertion that does not hold."""
     notebook = notebooks.read("bank_walk")
