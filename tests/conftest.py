@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib.util
 import os
 import shutil
 
@@ -35,9 +36,9 @@ def pytest_configure(config):
 
 
 LONGEST = (
-    "test_transforms", "test_kernels", "test_lab", "test_sharding_programs", "test_sweeps", "test_one_head",
-    "test_memory", "test_modes", "test_determinism", "test_export", "test_cache", "test_many_heads", "test_flow",
-    "test_kernels_gpu", "test_tiles", "test_gradient_flow",
+    "test_notebooks", "test_transforms", "test_kernels", "test_lab", "test_sharding_programs", "test_sweeps",
+    "test_one_head", "test_memory", "test_modes", "test_determinism", "test_export", "test_cache", "test_many_heads",
+    "test_flow", "test_kernels_gpu", "test_tiles", "test_gradient_flow",
 )  # fmt: skip
 
 
@@ -49,6 +50,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if not isinstance(item, pytest.Function):
             item.add_marker("structure")  # what an example prints is rounded
+        if item.path.name == "from_pytorch.md":
+            needed = not all(map(importlib.util.find_spec, ("torch", "transformers")))
+            item.add_marker(pytest.mark.skipif(needed, reason="the other side: pip install 'jattn[parity]'"))
+            item.add_marker(pytest.mark.filterwarnings("default"))  # what torch warns of in its own code
     # The longest files first, so that no worker is alone with one of them in the end. In each file, what is compiled in
     # full before what is compiled cheaply: what a test forgets for its options, the next would compile anew.
     files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}

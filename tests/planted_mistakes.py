@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = "jattn", "tests", "demos", "pyproject.toml", "README.md", "CHANGELOG.md", "Makefile"
+PARTS = (
+    "jattn", "tests", "demos", "docs", "benchmarks", "conda", "pyproject.toml", "README.md", "CHANGELOG.md", "Makefile",
+)  # fmt: skip
 
 
 class Mistake(NamedTuple):
@@ -529,6 +531,19 @@ plant("a frame beyond a run in a story", "jattn/page/_story.py", "if at >= n:", 
 plant("a story that tells of another step", "demos/_bank_story.py", "t = int(cos.argmin())",
       "t = int(cos.argmin()) + 1",
       "explore.py::test_the_numbers_of_the_story_are_those_of_the_runs")
+
+# What tests of the documentation name.
+plant("the page of messages keeps one remedy of each cause", "docs/_messages.py",
+      'lines.setdefault((said["must"], said["remedy"])', 'lines.setdefault((said["must"], said["who"])',
+      "docs.py::test_every_message_of_the_table_is_on_the_page")
+plant("a picture of a notebook gets a text that nobody wrote", "docs/_notebooks.py",
+      'if alt else ""', "if alt else ' alt=\"a picture\"'",
+      "notebooks.py::test_what_a_notebook_asserts_fails_it_and_a_picture_without_alt_is_seen")
+plant("an error in a notebook does not stop it", "docs/_notebooks.py",
+      "timeout=seconds, kernel_name", "timeout=seconds, allow_errors=True, kernel_name",
+      "notebooks.py::test_what_a_notebook_asserts_fails_it_and_a_picture_without_alt_is_seen")
+plant("jattn[all] without an extra", "pyproject.toml", "lab,laplacian,pretrained", "lab,pretrained",
+      "docs.py::test_all_is_every_extra_of_a_user_and_each_has_its_size")
 # fmt: on
 
 

@@ -1,14 +1,30 @@
-"""The check of the site sees what is wrong with one; `make docs` runs it over the site that it built."""
+"""The check of the site sees what is wrong with one; `make docs` runs it over the site that it built.
+
+What the site says of messages and extras, and the recipe for conda, follow what they are made from.
+"""
 
 import importlib.util
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parents[1] / "docs" / "_check.py"
-spec = importlib.util.spec_from_file_location("docs_check", FILE)
-check = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check)
+import jattn
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def load(file):
+    spec = importlib.util.spec_from_file_location(Path(file).stem.strip("_"), ROOT / file)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+check, messages = load("docs/_check.py"), load("docs/_messages.py")
+extras = load("benchmarks/how_large_is_each_extra.py")
 RIGHT = (
     '<h2 id="jattn.attention">attention</h2><img src="a.png" alt="a head"><a href="https://example.org">elsewhere</a>'
 )
@@ -20,6 +36,8 @@ RIGHT = (
         (RIGHT, None),
         (RIGHT.replace("jattn.attention", "jattn.atention"), "jattn.attention has no place on the site"),
         (RIGHT.replace('alt="a head"', ""), "index.html: the picture a.png has no text"),
+        (RIGHT + "<iframe src=x.html></iframe>", "index.html: the frame x.html has no text"),
+        (RIGHT + '<iframe src="x.html" title="a page"></iframe>', None),
         (RIGHT + "<script src=https://a.org/x.js></script>", "index.html: asks a network for https://a.org/x.js"),
         (RIGHT + "<link rel=stylesheet href=//a.org/x.css>", "index.html: asks a network for //a.org/x.css"),
     ],
@@ -29,7 +47,58 @@ def test_a_fault_of_the_site_is_a_line(page, fault):
 
 
 def test_the_names_are_those_of_the_package():
-    import jattn
-
     assert check.public(None) == [f"jattn.{name}" for name in jattn.__all__]
     assert check.public("masks") == [f"jattn.masks.{name}" for name in jattn.masks.__all__]
+
+
+def test_a_message_is_a_line_of_its_function_once():
+    rows = [
+        (None, ValueError, "attention: q must be [T, D], got q [3]. Map a batch | with jax.vmap."),
+        (None, ValueError, "attention: q must be [T, D], got q [7]. Map a batch | with jax.vmap."),
+        (None, TypeError, "merge: a must be a pair, got a of type int. Pass a pair."),
+    ]
+    page = messages.page(rows)
+    assert "2 in all, of 2 functions" in page
+    assert page.count("| ValueError |") == page.count("| TypeError |") == 1
+    assert page.index("## attention") < page.index("q &#91;3&#93;") < page.index("## merge")
+    assert "batch &#124; with" in page
+    assert "q &#91;7&#93;" not in page
+
+
+def test_every_message_of_the_table_is_on_the_page():
+    table = messages.table()
+    assert len(table) > 200
+    page, lines = messages.page(), {messages.FORM.match(m).group("who", "must", "remedy") for *_, m in table}
+    assert f"{len(lines)} in all, of {len({who for who, *_ in lines})} functions" in page
+    for who, must, remedy in lines:
+        section = page.split(f"\n## {who}\n")[1].split("\n## ")[0]
+        assert f"| {messages.cell(must)}, got " in section
+        assert f"| {messages.cell(remedy)} |" in section
+
+
+def test_all_is_every_extra_of_a_user_and_each_has_its_size():
+    own, rows = PROJECT["optional-dependencies"], list(extras.MEANT)
+    assert set(rows) == set(own) - {"bench", "compile"}
+    assert own["all"] == [f"jattn[{','.join(sorted(rows[: rows.index('all')]))}]"]
+    told = (ROOT / "benchmarks" / "results" / "how_large_is_each_extra.md").read_text(encoding="utf-8")
+    assert re.findall(r"`jattn\[(\w+)\]` \| .* \| \d+ \| \d+ \|", told) == rows
+
+
+def test_an_extra_brings_what_its_requirements_bring_and_says_what_is_not_installed():
+    own = {"a": ["jaxtyping", "jattn[b]"], "b": ["no-such-package"]}
+    found, missing = extras.needs(["jattn[a]"], own, [])
+    assert missing == {"no-such-package"}
+    assert {"jaxtyping", "wadler-lindig"} <= set(found)
+    assert extras.size(found) > 10_000
+
+
+def test_the_recipe_for_conda_asks_for_what_the_package_asks_for():
+    yaml = pytest.importorskip("yaml", reason="reads the recipe; jupytext brings it")
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    run = [line.replace(" ", "") for line in recipe["requirements"]["run"]]
+    assert run[0] == "python>=${{python_min}}"
+    assert PROJECT["requires-python"] == f">={recipe['context']['python_min']}"
+    assert run[1:] == PROJECT["dependencies"]
+    assert recipe["context"]["version"] == jattn.__version__
+    assert recipe["about"]["summary"] == PROJECT["description"]
+    assert recipe["about"]["license"] == PROJECT["license"]

@@ -1,8 +1,8 @@
 """Pictures: arrays in, a matplotlib Figure out. Nothing is computed here, and nothing in the library imports it.
 
-A figure is made without pyplot, so no window opens and no state is shared: show it in a notebook as it is, or
-`save` it. Every function draws on an `ax` (or, where it needs several, a `figure`) of yours instead where you give
-one. Needs the extra `figures`.
+A figure is made without pyplot, so no window opens and no state is shared: it shows itself in a notebook where
+`%matplotlib inline` was said, and `save` writes it. Every function draws on an `ax` (or, where it needs several, a
+`figure`) of yours instead where you give one. Needs the extra `figures`.
 """
 
 try:
