@@ -74,9 +74,12 @@ def compute(args: argparse.Namespace) -> dict:
         "off": abs(pulls.sum(2) + dq).max(), "slope": np.linalg.norm(dq, axis=-1)[:, best],
     }  # fmt: skip
     name = args.out / f"any_training_loop_{args.model}"
-    part = page.run(shown, names, target=river, query="bank", loss="−log σ(z)", optimiser="Adam")
+    part = page.run(shown, names, target=river, query="bank", loss="field of −log w_river")
+    note = "The path is that of the training. The field and the pulls drawn here are those of −log of river's weight."
     drawn = figures.training(shown, names, log=True, title=f"{name.name}: bank in “{STORY[0]}”, head {best + 1}")
-    files = _cli.save(args.out, lambda: [*figures.save(drawn, name), page.write(f"{name}.html", name.name, part)])
+    files = _cli.save(
+        args.out, lambda: [*figures.save(drawn, name), page.write(f"{name}.html", name.name, part, note=note)]
+    )
     return results | {"files": [str(file) for file in (name.with_suffix(".npy"), *files)]}
 
 

@@ -17,7 +17,7 @@ from jax.custom_batching import custom_vmap
 from jattn import _errors
 from jattn._jax import io_callback
 
-_CALLER = "Recorder"
+_CALLER = "recorder"
 _LONGEST_HEADER = 2**24  # characters; np.load asks to be told of one that is longer than 10,000
 
 
@@ -42,9 +42,9 @@ class Recorder:
         names, shapes and dtypes at each step. The default keeps what the call gives by name, as in
         recorder(step, loss=loss). Where the loop is not jitted, make it jax.jit(observe).
       at: which steps: every so many, from 0 on, or these, increasing, as `log_steps` makes them.
-      limit: how many are kept at most, 2 or more. When there are so many, every second is dropped, and from then on
-        every second kept alone; and so again. The first stays, and what there is is evenly spread over the steps asked
-        for.
+      limit: how many are kept at most, 2 or more. Before there would be more, every second is dropped, and from then on
+        only every second kept, as often as it takes. The first stays, and what is there is evenly spread over the steps
+        asked for.
 
     Raises:
       TypeError, ValueError: `at` is not increasing, `file` is no .npy or none of a recorder's; when called: a step is
@@ -96,7 +96,7 @@ class Recorder:
                 remedy = "Give them sorted, without repeats, as flow.log_steps(steps) does."
                 _errors.fail(ValueError, _CALLER, "at must be increasing steps from 0 on", remedy, **got)
         self._steps: list[int] = []
-        self._dtype = np.dtype([("steps", np.int64)])
+        self._dtype, self._spaced = np.dtype([("steps", np.int64)]), 0
         if self._file.exists():
             held = _read(self._file)
             self._steps, self._dtype = held["steps"].tolist(), held.dtype
@@ -162,15 +162,19 @@ class Recorder:
             must = "what is observed must have the names, shapes and dtypes of what the file holds"
             remedy = "Give it a file of its own."
             _errors.fail(ValueError, _CALLER, must, remedy, **_difference(record.dtype, self._dtype))
-        if 0 < before < self._limit:
+        spacing = int(self._spacing(self._index(step)[0]))
+        rows = self._still_kept(before, spacing) if spacing != self._spaced else list(range(before))
+        if before and len(rows) == before:
             self._append(record, before)
-            self._steps[before:] = [step]
-            return
-        spacing = self._spacing(self._index(step)[0])
-        places = [self._index(s) for s in self._steps[:before]]
-        rows = [row for row, (index, asked) in enumerate(places) if asked and index % spacing == 0]
-        self._replace(np.concatenate([_read(self._file)[rows], record]) if rows else record)
-        self._steps, self._dtype = [*(self._steps[row] for row in rows), step], record.dtype
+        else:
+            self._replace(np.concatenate([_read(self._file)[rows], record]) if rows else record)
+        self._steps, self._dtype, self._spaced = [*(self._steps[row] for row in rows), step], record.dtype, spacing
+
+    def _still_kept(self, before: int, spacing: int) -> list[int]:
+        """Which of the first so many records stay; steps that are no longer asked for, as long as there is room."""
+        places = [self._index(step) for step in self._steps[:before]]
+        rows = [row for row, (index, asked) in enumerate(places) if not asked or index % spacing == 0]
+        return rows if len(rows) < self._limit else [row for row in rows if places[row][1]]
 
     def _append(self, record: np.ndarray, before: int) -> None:
         """The record behind the first so many, and only then the header that counts it."""
