@@ -226,6 +226,7 @@ def weights_of(
     rows = jnp.arange(T, dtype=jnp.int32) if rows is None else _errors.array(caller, "rows", rows)
     _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
     _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    rows = rows.astype(jnp.int32)
     full = arguments.dense(T, S, {**options, "mask": None})
 
     def one(r: jax.Array) -> jax.Array:
