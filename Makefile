@@ -8,7 +8,7 @@ VENV   := .venv
 SIZE   := 0.9 GB for the demos and 2.3 GB for the tests
 BIN    := $(VENV)/bin
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
-DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text \
+DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text any_training_loop \
           masks_and_scores every_derivative laplacian qk_clip learns_which_blocks bank_page
 # The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.
 LOWEST ?= $(shell command -v python3.11 || echo $(PYTHON))

@@ -36,6 +36,7 @@ def rows(q: jax.Array, k: jax.Array, v: jax.Array, dout: jax.Array, row: jax.Arr
 # On jattn.heads: functions of a pytree, and a loop that is one jitted scan.
 
 
+@partial(jax.jit, static_argnames=("words", "longest"))
 def fresh(key: jax.Array, words: int, longest: int) -> dict[str, Any]:
     keys = random.split(key, 4)
     sizes = {"E": words, "P": longest, "u": len(RELATIONS)}
