@@ -54,6 +54,14 @@ def recorded(*calls, name="run.npy", held=None, **how):
     return call
 
 
+def in_shard_map():
+    mesh, rows = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)), jax.sharding.PartitionSpec("x")
+    each = jax.shard_map(
+        lambda x: flow.Recorder("never made.npy")(0, x=x) or x, mesh=mesh, in_specs=rows, out_specs=rows
+    )
+    jax.jit(each)(ones(2))
+
+
 def traced(call):
     """What a refusal says where a program is traced, without the note on tracebacks that JAX adds to it."""
 
@@ -109,6 +117,7 @@ FLOW = [
     (recorded((1, {}), held={"a": {"loss": 1.0}}), ValueError, "recorder: what is observed must have the names, shapes and dtypes of what the file holds, got a.loss left out and in the file float64[]. Give it a file of its own."),
     (recorded(), ValueError, "recorder: file must hold at least one step, got file without any. Call the recorder at a step that is asked for."),
     (traced(lambda: jax.vmap(lambda x: flow.Recorder("never made.npy")(0, x=x))(ones(3))), ValueError, "recorder: a recorder must be called outside of jax.vmap, got batch of 3. Let the mapped function return what is measured, and call the recorder with that: scan steps, map within."),
+    (traced(in_shard_map), ValueError, "recorder: a recorder must be called outside of jax.shard_map, got device of a mesh. Let the mapped function return what is measured, and call the recorder with that: scan steps, map within."),
     (lambda: flow.measure_row(KEYS, KEYS, KEYS, ones(17), 0), ValueError, "measure_row: dout must have the shape [T, Dv], got q [17, 5] and v [17, 5] and dout [17]. Pass dL/dout of every query, as jax.grad gives it."),
     (lambda: flow.measure_row(KEYS, KEYS, KEYS, KEYS, 0.5), TypeError, "measure_row: row must be integer, got row float32[]. A row is the number of a query: pass a whole number."),
     (lambda: flow.rollout(ones(2, 3, 4)), ValueError, "rollout: weights must have the axes [L, T, T], got weights [2, 3, 4]. Average over heads and stack the layers: weights.mean(1)."),

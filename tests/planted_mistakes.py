@@ -474,8 +474,8 @@ plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * 
       "reached @ ((1 - r) * A + r * eye)", "flow.py::test_rollout_multiplies_the_layers")
 plant("a recorded pull that lost its tail", "jattn/flow/_rows.py", "ahead = a - a[top]", "ahead = a",
       "recorder.py::test_the_pulls_of_a_saturated_row_keep_their_tail")
-plant("a record overwritten while it is counted", "jattn/flow/_recorder.py", "if before < len(self._steps):", "if False:",
-      "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
+plant("a record overwritten while it is counted", "jattn/flow/_recorder.py", "if before < len(self._steps):",
+      "if False:", "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
 plant("a recorder that keeps one too many", "jattn/flow/_recorder.py", "xp.sum(index >= xp.asarray(bounds",
       "xp.sum(index > xp.asarray(bounds", "recorder.py::test_which_steps_are_kept_and_how_many_at_most")
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,9 @@ class Recorder:
 
     It is called in the loop, jitted or not, with what the loop has at hand. At a step that is not asked for nothing is
     measured. Where `step` or an argument is traced, the measurement is part of the program, inside a jax.lax.cond, and
-    the program waits for Python at the steps that are kept; it may be differentiated, scanned and looped. A program for
-    several devices, and one that jax.vmap maps, returns what is measured instead, for a call outside of it.
+    the program waits for Python at the steps that are kept; it may be differentiated, scanned and looped, and what is
+    sharded is gathered. A function inside jax.vmap, jax.shard_map or jax.checkpoint returns what is measured instead,
+    for a call outside of it.
 
     A call at some step drops what the file holds of that step and later ones. So a run that resumes from a checkpoint
     goes on in the file of the one that was killed, and a run that begins again replaces it. The file is a .npy at any
@@ -49,9 +50,9 @@ class Recorder:
     Raises:
       TypeError, ValueError: `at` is not increasing, `file` is no .npy or none of a recorder's; when called: a step is
         not a whole number, what is observed has no names, is no number, or has another structure, shape or dtype than
-        before; it is called inside jax.vmap. In a jitted loop what differs from before is a JaxRuntimeError.
+        before; it is called inside jax.vmap or jax.shard_map. What differs in a jitted loop is a JaxRuntimeError.
 
-    Memory: one record and the numbers of the steps; `limit` records in the file.
+    Memory: one record and the numbers of the steps; the file, of at most `limit` records, where every second is dropped.
 
     Source: the .npy format, whose header leaves room for the number of records to grow.
 
@@ -151,6 +152,8 @@ class Recorder:
         leaves = _named(observed)
         write, values = partial(self._write, [path for path, _ in leaves]), [x for _, x in leaves]
         if any(isinstance(x, jax.core.Tracer) for x in (step, *values)):
+            if jax.sharding.get_abstract_mesh().manual_axes:  # each device would write the same file
+                _refuse("jax.shard_map", device="of a mesh")
             io_callback(write, None, *jax.tree.map(_constant, (step, *values)), ordered=True)
         else:
             write(step, *values)
@@ -207,8 +210,12 @@ def _of_one(x: jax.Array) -> jax.Array:
 
 @_of_one.def_vmap
 def _of_many(n: int, mapped: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+    _refuse("jax.vmap", batch=f"of {n}")
+
+
+def _refuse(where: str, **got: str) -> NoReturn:
     remedy = "Let the mapped function return what is measured, and call the recorder with that: scan steps, map within."
-    _errors.fail(ValueError, _CALLER, "a recorder must be called outside of jax.vmap", remedy, batch=f"of {n}")
+    _errors.fail(ValueError, _CALLER, f"a recorder must be called outside of {where}", remedy, **got)
 
 
 def _constant(x: Any) -> Any:
