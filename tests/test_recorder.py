@@ -1,6 +1,7 @@
 """The recorder: what it keeps is what a run passes through, at the steps asked for, whatever ends the process."""
 
 import io
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from _children import environment
 from _inputs import normal
+from _jaxprs import formed
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -83,6 +85,18 @@ def test_the_pulls_of_a_saturated_row_keep_their_tail():
     row = jax.jit(lambda *x: flow.measure_row(*x, scale=1.0))
     found = row(*(x.astype(np.float32) for x in (q, k, v)), np.float32([[1.0]]), 0)
     np.testing.assert_allclose(found.pulls, want, rtol=1e-5, atol=0)  # float32, logits of 40
+
+
+def test_a_measured_row_of_a_long_text_forms_nothing_that_grows_with_its_square():
+    n = 4096
+    x, row = jax.ShapeDtypeStruct((n, D), np.float32), jax.ShapeDtypeStruct((), np.int32)
+
+    def largest(f, *given):
+        return max(math.prod(a.shape) for a in formed(jax.make_jaxpr(f)(*given).jaxpr))
+
+    options = {"mask": masks.causal(), "score": scores.soft_cap(2.0)}
+    assert largest(lambda *x: flow.measure_row(*x, **options), x, x, x, x, row) < n * n / 8
+    assert largest(lambda q, k, v: flow.pulls(q, k, v, flow.cross_entropy(0)).on_q[0], x, x, x) >= n * n
 
 
 # What is kept

@@ -52,7 +52,7 @@ class Recorder:
         not a whole number, what is observed has no names, is no number, or has another structure, shape or dtype than
         before; it is called inside jax.vmap or jax.shard_map. What differs in a jitted loop is a JaxRuntimeError.
 
-    Memory: one record and the numbers of the steps; the file, of at most `limit` records, where every second is dropped.
+    Memory: one record and the numbers of the steps; where every second is dropped the file, `limit` records at most.
 
     Source: the .npy format, whose header leaves room for the number of records to grow.
 

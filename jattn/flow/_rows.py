@@ -35,6 +35,7 @@ def measure_row(
     row: Int[ArrayLike, ""],
     *,
     sink: Any = None,
+    scale: Any = None,
     **options: Any,
 ) -> MeasuredRow:
     """What is measured of one query of a head in a model: its weights, their entropy, and the pull of each key.
@@ -47,7 +48,7 @@ def measure_row(
       q: [T, D]. k: [S, D]. v: [S, Dv], as the attention of the model takes them.
       dout: [T, Dv], dL/dout of whatever loss: jax.grad of what the model makes of the output of its attention.
       row: the number of the query, from 0 to T − 1, possibly traced.
-      sink: as in `attention`; **options: mask, score, bias, scale, q_positions and k_positions, likewise.
+      sink, scale: as in `attention`; **options: mask, score, bias, q_positions and k_positions, likewise.
 
     Returns:
       MeasuredRow(q [D], k [S, D], weights [S], max_logit, entropy, pulls [S, D], dq [D]). A key that may not be
@@ -61,10 +62,11 @@ def measure_row(
     Source: the chain rule through the softmax, as in `pulls`.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> from jattn import flow
       >>> keys = jnp.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])  # river, money, the
-      >>> found = flow.measure_row(keys, keys, keys, jnp.array([[0.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]), 1)
+      >>> dout = jnp.array([[0.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])
+      >>> found = jax.jit(flow.measure_row)(keys, keys, keys, dout, 1)
       >>> print((100 * found.weights).round(), (100 * found.pulls.sum(0)).round(), (100 * found.dq).round())
       [36. 32. 32.] [14. -1.] [-14.   1.]
     """
@@ -76,18 +78,23 @@ def measure_row(
         _errors.fail(ValueError, caller, "dout must have the shape [T, Dv]", remedy, q=q, v=v, dout=dout)
     _errors.kind(caller, "row", row, jnp.integer, "A row is the number of a query: pass a whole number.")
     _errors.rank(caller, 0, "[]", "Map over several with jax.vmap.", row=row)
+    options |= {"scale": q.shape[1] ** -0.5 if scale is None else scale}
     found = statistics(q, k, sink=sink, **options)
 
-    def weights(one: jax.Array) -> jax.Array:
-        """The weights of this query, if it were another and its lse the same: dw/dq is then w · dl/dq."""
-        return weights_of(q.at[row].set(one), k, found.lse, row[None], **options)[0]
+    def weights(added: jax.Array) -> jax.Array:
+        """The weights of this query, were so much [S] added to its dot products and lse the same."""
+        wide = jnp.concatenate([q, jnp.ones_like(q[:, :1])], 1), jnp.concatenate([k, added[:, None]], 1)
+        return weights_of(*wide, found.lse, row[None], **options)[0]
 
-    w = weights(q[row])
+    nothing = jnp.zeros_like(k[:, 0])
+    w, slope = jax.jvp(
+        weights, (nothing,), (jnp.ones_like(nothing),)
+    )  # each by its own dot product alone: w · dl/d⟨q, k⟩
     a = (v @ dout[row].astype(v.dtype)).astype(w.dtype)
     top = jnp.argmax(w)
     ahead = a - a[top]  # measured from the largest weight, whose share would cancel the tail of a saturated row
     mean = w @ ahead - found.sink_weight[row] * a[top]
-    pulled = -(ahead - mean)[:, None] * jax.jacfwd(weights)(q[row])
+    pulled = (slope * (mean - ahead))[:, None] * k.astype(w.dtype)
     alone = jnp.zeros_like(dout).at[row].set(dout[row])
     out, pull_back = jax.vjp(lambda q: attention(q, k, v, sink=sink, **options), q)
     (dq,) = pull_back(alone.astype(out.dtype))
