@@ -217,6 +217,25 @@ def test_any_names_shapes_and_dtypes_come_back(tmp_path):
     assert np.array_equal(np.load(tmp_path / "a.npy")["b"]["c"], run["b"]["c"])  # without this library
 
 
+def test_a_jitted_loop_keeps_all_64_bits(tmp_path, x64):
+    """JAX calls Python from a thread of its own, in which jax.enable_x64 of this one does not hold."""
+    x = normal(500, 500)
+    recorder = flow.Recorder(
+        tmp_path / "a.npy", lambda x, i: {"x": x, "c": jax.lax.complex(x[:2, 0], x[:2, 1]), "i": i + 2**40, "e": x[:0]}
+    )
+
+    def step(x, i):
+        recorder(i, x, i)
+        return x + 1e-9 * (x @ x), None
+
+    jax.block_until_ready(jax.jit(lambda x: jax.lax.scan(step, x, jnp.arange(3))[0])(x))
+    run = recorder.run()
+    assert np.array_equal(run["x"][0], x)
+    assert np.array_equal(run["c"][0], x[:2, 0] + 1j * x[:2, 1])
+    assert run["i"].tolist() == [2**40 + i for i in range(3)]
+    assert (run["c"].dtype, run["e"].dtype, run["e"].shape) == (np.complex128, np.float64, (3, 0, 500))
+
+
 # Which steps
 
 

@@ -150,13 +150,19 @@ class Recorder:
     def _keep(self, step: Any, observed: Any) -> None:
         """Now, or when the program that is traced runs."""
         leaves = _named(observed)
-        write, values = partial(self._write, [path for path, _ in leaves]), [x for _, x in leaves]
+        paths, values = [path for path, _ in leaves], [x for _, x in leaves]
         if any(isinstance(x, jax.core.Tracer) for x in (step, *values)):
             if jax.sharding.get_abstract_mesh().manual_axes:  # each device would write the same file
                 _refuse("jax.shard_map", device="of a mesh")
-            io_callback(write, None, *jax.tree.map(_constant, (step, *values)), ordered=True)
+            sent = [_in_32_bits(_constant(x)) for x in values]
+            like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
+            io_callback(partial(self._receive, paths, like), None, _constant(step), *sent, ordered=True)
         else:
-            write(step, *values)
+            self._write(paths, step, *values)
+
+    def _receive(self, paths: list[tuple[str, ...]], like: list[jax.ShapeDtypeStruct], step: Any, *sent: Any) -> None:
+        values = [np.ndarray(y.shape, y.dtype, np.asarray(x).tobytes()) for x, y in zip(sent, like, strict=True)]
+        self._write(paths, step, *values)
 
     def _write(self, paths: list[tuple[str, ...]], step: Any, *values: Any) -> None:
         step, record = int(step), _record(int(step), paths, values)
@@ -220,6 +226,13 @@ def _refuse(where: str, **got: str) -> NoReturn:
 
 def _constant(x: Any) -> Any:
     return _of_one(jax.lax.stop_gradient(x)) if isinstance(x, jax.core.Tracer) else x
+
+
+def _in_32_bits(x: Any) -> Any:
+    """The bits of x: Python is called in a thread in which jax.enable_x64 may not hold, and would see x rounded."""
+    if x.dtype == np.complex128:
+        x = jnp.stack([jnp.real(x), jnp.imag(x)], -1)
+    return jax.lax.bitcast_convert_type(x, np.uint32) if x.dtype in (np.float64, np.int64, np.uint64) else x
 
 
 def _named(observed: Any) -> list[tuple[tuple[str, ...], Any]]:
