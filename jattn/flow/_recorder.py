@@ -154,14 +154,15 @@ class Recorder:
         if any(isinstance(x, jax.core.Tracer) for x in (step, *values)):
             if jax.sharding.get_abstract_mesh().manual_axes:  # each device would write the same file
                 _refuse("jax.shard_map", device="of a mesh")
-            sent = [_in_32_bits(_constant(x)) for x in values]
+            sent = [_pieces(_in_32_bits(_constant(x))) for x in values]
             like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
             io_callback(partial(self._receive, paths, like), None, _constant(step), *sent, ordered=True)
         else:
             self._write(paths, step, *values)
 
     def _receive(self, paths: list[tuple[str, ...]], like: list[jax.ShapeDtypeStruct], step: Any, *sent: Any) -> None:
-        values = [np.ndarray(y.shape, y.dtype, np.asarray(x).tobytes()) for x, y in zip(sent, like, strict=True)]
+        bits = [b"".join(np.asarray(piece).tobytes() for piece in x) for x in sent]
+        values = [np.ndarray(y.shape, y.dtype, x) for x, y in zip(bits, like, strict=True)]
         self._write(paths, step, *values)
 
     def _write(self, paths: list[tuple[str, ...]], step: Any, *values: Any) -> None:
@@ -233,6 +234,12 @@ def _in_32_bits(x: Any) -> Any:
     if x.dtype == np.complex128:
         x = jnp.stack([jnp.real(x), jnp.imag(x)], -1)
     return jax.lax.bitcast_convert_type(x, np.uint32) if x.dtype in (np.float64, np.int64, np.uint64) else x
+
+
+def _pieces(x: Any) -> list[Any]:
+    """x in pieces of 64 kB: on a CPU of one core JAX would wait for ever for one above 100 kB (jax issue 25861)."""
+    flat, n = jnp.ravel(x), 2**16 // x.dtype.itemsize
+    return [flat[i : i + n] for i in range(0, flat.size, n)]
 
 
 def _named(observed: Any) -> list[tuple[tuple[str, ...], Any]]:
