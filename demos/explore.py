@@ -3,7 +3,8 @@
   --sentence "the river bank floods"   each word gets a vector drawn from N(0, 1), and two layers of four heads
   --word river=0.9,0.1 --word bank=1,0   your vectors (or --file words.json), which attend to each other
   --trajectory run.npz                 what you recorded: q [F, D], k [F, S, D] or [S, D], weights [F, S] and, as far as
-                                       there are any, steps [F], labels [S] and series [F] such as loss (.json as well)
+                                       there are any, steps [F], labels [S] and series [F] such as loss; .json, and
+                                       .npy of flow.Recorder, as well
 
 Of a sentence or of vectors it also learns: --query comes to attend --target, with the loss and optimiser you choose.
 """
@@ -21,7 +22,7 @@ from rich.console import Console
 
 import jattn
 from jattn import console as terminal
-from jattn import page
+from jattn import flow, page
 
 D, LAYERS, HEADS = 8, 2, 4
 DEFAULT = "the river bank floods every spring"
@@ -31,7 +32,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = _cli.parser(__doc__)
     parser.add_argument("--sentence", help=f"words between spaces (default: {DEFAULT!r})")
     _sentence.add_arguments(parser)
-    parser.add_argument("--trajectory", type=Path, metavar="FILE", help="a .npz or .json file")
+    parser.add_argument("--trajectory", type=Path, metavar="FILE", help="a .npz, .npy or .json file")
     parser.add_argument("--query", help="the word that learns (default: the last but one)")
     parser.add_argument("--target", help="the word that it is to attend (default: the first)")
     parser.add_argument("--loss", choices=("weight", "output"), default="weight", help="−log p, or ½|out − v_target|²")
@@ -97,7 +98,10 @@ def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
 
 def _saved(file: Path) -> tuple[list[page.Part], dict]:
     try:
-        held = dict(np.load(file)) if file.suffix == ".npz" else json.loads(file.read_text(encoding="utf-8"))
+        if file.suffix == ".npy":
+            held = flow.Recorder(file).run()
+        else:
+            held = dict(np.load(file)) if file.suffix == ".npz" else json.loads(file.read_text(encoding="utf-8"))
         labels = [str(x) for x in held.pop("labels", range(np.shape(held["weights"])[1]))]
         target = int(np.argmax(np.asarray(held["weights"])[-1]))
         parts = [page.run(held, labels, target=target)]

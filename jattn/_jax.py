@@ -14,6 +14,7 @@ from typing import Any
 import jax.extend.core
 from jax._src import dispatch
 from jax.core import eval_jaxpr
+from jax.experimental import io_callback
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.experimental.ode import odeint
 from jax.extend.core import Jaxpr, Literal, Primitive
@@ -34,6 +35,9 @@ WHY = MappingProxyType({
     ),
     "jax.experimental.custom_partitioning.SdyShardingRule": "the rule that goes with it",
     "jax.experimental.custom_partitioning.ArrayMapping": "the rule that goes with it",
+    "jax.experimental.io_callback": (
+        "a recorder called in a program writes its file in the order of the steps; jax.debug.callback may be left out"
+    ),
     "jax.experimental.ode.odeint": "the continuous gradient flow; diffrax would be one more dependency",
     "jax.experimental.pallas": "the language of kernels",
     "jax.experimental.pallas.tpu": "its memory spaces, scratch and compiler parameters for the TPU",
@@ -85,6 +89,7 @@ __all__ = [
     "batching",
     "custom_partitioning",
     "eval_jaxpr",
+    "io_callback",
     "mlir",
     "odeint",
 ]

@@ -3,8 +3,10 @@
 
 import sys
 import tempfile
+from pathlib import Path
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -34,6 +36,45 @@ def without_orbax():
         flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=1, folder="never made")
 
 
+def recorded(*calls, name="run.npy", held=None, **how):
+    """A recorder in a folder of its own, called so; and before it one with another recording or file, if there is."""
+
+    def call():
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / name
+            if isinstance(held, bytes):
+                file.write_bytes(held)
+            elif held is not None:
+                flow.Recorder(file)(0, held)
+            recorder = flow.Recorder(file, **how)
+            for step, observed in calls:
+                recorder(step, observed)
+            recorder.run()
+
+    return call
+
+
+def in_shard_map():
+    mesh, rows = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)), jax.sharding.PartitionSpec("x")
+    each = jax.shard_map(
+        lambda x: flow.Recorder("never made.npy")(0, x=x) or x, mesh=mesh, in_specs=rows, out_specs=rows
+    )
+    jax.jit(each)(ones(2))
+
+
+def traced(call):
+    """What a refusal says where a program is traced, without the note on tracebacks that JAX adds to it."""
+
+    def alone():
+        try:
+            call()
+        except (TypeError, ValueError) as refusal:
+            refusal.__notes__ = []
+            raise
+
+    return alone
+
+
 KEYS = ones(17, 5)
 ARRAY = "Pass a jax or NumPy array."
 PATH = flow.run(lambda q: -q @ jnp.ones(2), ones(2), optax.sgd(0.1), 2)
@@ -60,6 +101,25 @@ FLOW = [
     (lambda: flow.cross_entropy(0.5), ValueError, "cross_entropy: target must be a whole number or a distribution [S], got target float32[]. Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."),
     (lambda: flow.cross_entropy(ones(2, 3)), ValueError, "cross_entropy: target must be a whole number or a distribution [S], got target float32[2, 3]. Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."),
     (lambda: flow.max_margin(ones(5), 0), ValueError, "max_margin: keys must have the axes [S, D], got keys [5]. One row a key; map over a batch with jax.vmap."),
+    (recorded(name="run.npz"), ValueError, "recorder: file must end in .npy, got file run.npz. Name one."),
+    (recorded(at=0), ValueError, "recorder: at must be at least 1, got at 0. Pass a Python int of at least 1."),
+    (recorded(at=(3, 2)), ValueError, "recorder: at must be increasing steps from 0 on, got at of 2 steps. Give them sorted, without repeats, as flow.log_steps(steps) does."),
+    (recorded(limit=1), ValueError, "recorder: limit must be at least 2, got limit 1. Pass a Python int of at least 2."),
+    (recorded(held=b""), ValueError, "recorder: file must be one of a recorder, got file run.npy, of another kind. Name another file, or remove this one."),
+    (recorded((2.5, {})), TypeError, "recorder: step must be a whole number, got step of type float. Pass a Python int of at least 0."),
+    (traced(lambda: jax.jit(flow.Recorder("never made.npy"))(2.5)), TypeError, "recorder: step must be integer, got step float32[]. Steps are counted: pass a whole number."),
+    (recorded((0, {"steps": 1})), ValueError, "recorder: what is observed must be arrays by name, got one named steps. Give them as in {'loss': loss}; the steps themselves are kept as steps."),
+    (recorded((0, 1.5), observe=lambda x: x), ValueError, "recorder: what is observed must be arrays by name, got one without a name. Give them as in {'loss': loss}; the steps themselves are kept as steps."),
+    (recorded((0, {"ā": 1})), ValueError, "recorder: names must be of ASCII letters, got name 'ā'. Spell it out."),
+    (recorded((0, {"of": {"word": "bank"}})), TypeError, "recorder: what is observed must be numbers, got of.word of dtype <U4. Leave it out."),
+    (recorded((0, {"key": jax.random.key(0)})), TypeError, "recorder: what is observed must be numbers, got key of dtype key<fry>. Leave it out."),
+    (recorded((1, {"weights": ones(3)}), held={"weights": ones(5)}), ValueError, "recorder: what is observed must have the names, shapes and dtypes of what the file holds, got weights float32[3] and in the file float32[5]. Give it a file of its own."),
+    (recorded((1, {}), held={"a": {"loss": 1.0}}), ValueError, "recorder: what is observed must have the names, shapes and dtypes of what the file holds, got a.loss left out and in the file float64[]. Give it a file of its own."),
+    (recorded(), ValueError, "recorder: file must hold at least one step, got file without any. Call the recorder at a step that is asked for."),
+    (traced(lambda: jax.vmap(lambda x: flow.Recorder("never made.npy")(0, x=x))(ones(3))), ValueError, "recorder: a recorder must be called outside of jax.vmap, got batch of 3. Let the mapped function return what is measured, and call the recorder with that: scan steps, map within."),
+    (traced(in_shard_map), ValueError, "recorder: a recorder must be called outside of jax.shard_map, got device of a mesh. Let the mapped function return what is measured, and call the recorder with that: scan steps, map within."),
+    (lambda: flow.measure_row(KEYS, KEYS, KEYS, ones(17), 0), ValueError, "measure_row: dout must have the shape [T, Dv], got q [17, 5] and v [17, 5] and dout [17]. Pass dL/dout of every query, as jax.grad gives it."),
+    (lambda: flow.measure_row(KEYS, KEYS, KEYS, KEYS, 0.5), TypeError, "measure_row: row must be integer, got row float32[]. A row is the number of a query: pass a whole number."),
     (lambda: flow.rollout(ones(2, 3, 4)), ValueError, "rollout: weights must have the axes [L, T, T], got weights [2, 3, 4]. Average over heads and stack the layers: weights.mean(1)."),
     (lambda: flow.check(PATH), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of ArrayImpl. Run it with observe=watch(…)."),
     (lambda: flow.check(DIAGNOSED, keys="tied"), ValueError, "check: keys must be one of three words, got keys 'tied'. Say frozen, free or projected."),

@@ -485,6 +485,14 @@ plant("a balance that is a sum", "jattn/flow/_measures.py", "return a.T @ a - b.
       "flow.py::test_gradient_descent_moves_the_balance_exactly_as_predicted_and_others_do_not")
 plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * A + r * eye) @ reached",
       "reached @ ((1 - r) * A + r * eye)", "flow.py::test_rollout_multiplies_the_layers")
+plant("a recorded pull that lost its tail", "jattn/flow/_rows.py", "ahead = a - a[top]", "ahead = a",
+      "recorder.py::test_the_pulls_of_a_saturated_row_keep_their_tail")
+plant("a record overwritten while it is counted", "jattn/flow/_recorder.py", "if before < len(self._steps):",
+      "if False:", "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
+plant("a recording in 32 bits", "jattn/flow/_recorder.py", "x.dtype in (np.float64, np.int64, np.uint64)", "False",
+      "recorder.py::test_a_jitted_loop_keeps_all_64_bits")
+plant("a recorder that keeps one too many", "jattn/flow/_recorder.py", "xp.sum(index >= xp.asarray(bounds",
+      "xp.sum(index > xp.asarray(bounds", "recorder.py::test_which_steps_are_kept_and_how_many_at_most")
 
 plant("a forward Laplacian without the curvature of its layers", "demos/_laplacians.py", "lap = carried + curved",
       "lap = carried", "laplacian.py::test_each_way_is_the_trace_of_the_hessian")

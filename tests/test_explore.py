@@ -235,7 +235,7 @@ def test_a_page_for_your_vectors_with_another_loss(tmp_path, capsys, monkeypatch
     assert str(tmp_path / "b.html") in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["npz", "json"])
+@pytest.mark.parametrize("kind", ["npz", "json", "npy"])
 def test_a_page_for_a_saved_trajectory(kind, tmp_path):
     rng = np.random.default_rng(0)
     saved = {
@@ -248,11 +248,15 @@ def test_a_page_for_a_saved_trajectory(kind, tmp_path):
     file = tmp_path / f"run.{kind}"
     if kind == "npz":
         np.savez(file, **saved)
+    elif kind == "npy":
+        recorder = flow.Recorder(file, at=10)
+        for f in range(5):
+            recorder(10 * f, q=saved["q"][f], k=saved["k"], weights=saved["weights"][f], loss=saved["loss"][f])
     else:
         file.write_text(json.dumps({name: x.tolist() for name, x in saved.items()}))
     (run,) = data(compute(explore, "--trajectory", file, "--out", tmp_path / "c.html")["page"])["parts"]
     np.testing.assert_array_equal(run["q"], saved["q"])
-    assert run["labels"] == list("abcd")
+    assert run["labels"] == list("0123" if kind == "npy" else "abcd")
     assert run["steps"] == [0, 10, 20, 30, 40]
     assert run["series"]["loss"]["loss"] == [0, 1, 2, 3, 4]
 

@@ -57,7 +57,10 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     "engine.batching": [["partition"], ["primitive"], ["vmap"]],
     "engine.kernels": [["layout"], ["gpu", "passes", "tpu"], ["support"], ["report"]],
     "figures": [["_canvas"], ["_effects", "_plane", "_signed", "_weights"], ["_time"]],
-    "flow": [["_closed", "_margins", "_measures", "_paths"], ["_continuous", "_diagnosis", "_long"]],
+    "flow": [
+        ["_closed", "_margins", "_measures", "_paths"],
+        ["_continuous", "_diagnosis", "_long", "_recorder", "_rows"],
+    ],
     "heads": [["_multi", "_effects"], ["_latent", "_scores"]],
     "hosts": [["_attend"], ["equinox", "flax", "haiku", "transformers"]],
     "lab": [

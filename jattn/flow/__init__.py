@@ -6,6 +6,7 @@ pulls, projection_pulls                 what each key contributes to âˆ’dL/dq, â
 entropy, saturation, max_logit, rollout what weights and logits are like
 balance, max_margin                     what a flow conserves, and where it tends
 run, run_in_parts, integrate            the path of an optimiser, a long one, and the continuous flow
+Recorder, measure_row                   what any other training loop passes through, in a file that survives a kill
 watch, check                            diagnostics along a path, and the identities it must obey
 
 Parameters, data and states are arguments of one traced program and nothing is closed over: map a run with
@@ -27,12 +28,16 @@ from jattn.flow._long import run_in_parts
 from jattn.flow._margins import Margin, max_margin
 from jattn.flow._measures import balance, entropy, max_logit, rollout, saturation
 from jattn.flow._paths import Now, Trajectory, log_steps, run
+from jattn.flow._recorder import Recorder
+from jattn.flow._rows import MeasuredRow, measure_row
 
 __all__ = [
     "Check",
     "Diagnostics",
     "Margin",
+    "MeasuredRow",
     "Now",
+    "Recorder",
     "Report",
     "Trajectory",
     "attention_steps",
@@ -46,6 +51,7 @@ __all__ = [
     "loss_of",
     "max_logit",
     "max_margin",
+    "measure_row",
     "projection_pulls",
     "pulls",
     "rollout",

@@ -191,6 +191,10 @@ def every_flow(q: Array, k: Array, params: Toy, folder: Path) -> None:
     projected = flow.projection_pulls(q, k, k, k, objective)
     numbers = [flow.entropy(steps.weights), flow.max_logit(q, k), flow.saturation(steps.weights), margin.margin,
                flow.jacobian_spectrum(q[0]), flow.softmax_jacobian(q[0]), flow.rollout(steps.weights)]  # fmt: skip
+    row: flow.MeasuredRow = flow.measure_row(q, k, k, q, 0, mask=masks.causal())
+    recorder: flow.Recorder = flow.Recorder(folder / "run.npy", at=flow.log_steps(100), limit=50)
+    recorder(0, loss=row.entropy)
+    print(sorted(recorder.run()))
     print(numbers, checks[0].identity, seen.margin, pulled.on_q.shape, projected)
 
 
