@@ -45,9 +45,9 @@ def write(r: dict, tokens: list[str], out: Path) -> list[Path]:
         "Of each head: its mean weight on the previous and on the first token; the entropy of its rows in nats; what "
     )
     note += "taking it away does to the sense; and what a gradient step on its output matrix would gain, gradient²."
-    names = [f"{x + 1}.{y + 1}" for x, y in np.ndindex(LAYERS, HEADS)]
+    names = [f"{x}.{y}" for x, y in np.ndindex(LAYERS, HEADS)]
     figure = figures.effects(r["first_order"], r["knock_out"], second_order=r["second_order"], labels=names)
-    figure.axes[-1].set_yticks(range(LAYERS), range(1, LAYERS + 1))
+    figure.axes[-1].set_yticks(range(LAYERS))
     arcs = page.heads(r["weights"], tokens, tokens)
     made = page.write(out / "real_bank_heads.html", "Heads at a glance", numbers, arcs, note=note)
     return [made, *figures.save(figure, out / "real_bank_heads")]
@@ -61,14 +61,14 @@ def show(console: Console, r: dict, word: str) -> None:
         h = np.unravel_index(i, (LAYERS, HEADS))
         seen = [f"{x[name][h]:.2f}" for name in NUMBERS[:3]]
         does = [f"{x[name][h]:+.3f}" for name in NUMBERS[3:]]
-        rows.append([f"{h[0] + 1}.{h[1] + 1}", *seen, *does, " ".join(r["raised"][i][:2])])
+        rows.append([f"{h[0]}.{h[1]}", *seen, *does, " ".join(r["raised"][i][:2])])
     console.print(table(["", "before", "[CLS]", "nats", "gradient", "2nd", "effect", "would write"], rows))
     first, second = (r["orders"][name] for name in ("first_order", "second_order"))
     worst = np.unravel_index(abs(x["first_order"] - x["knock_out"]).argmax(), (LAYERS, HEADS))
     console.print(
         "before, [CLS]: the mean weight on the token before and on the first. gradient: −∂score/∂gate, gradient × "
         f"activation; Spearman's correlation with the effect {first:+.3f}, the sign wrong for {r['opposite']} of "
-        f"{LAYERS * HEADS}. It errs most on {worst[0] + 1}.{worst[1] + 1}: {x['first_order'][worst]:+.3f} for a true "
+        f"{LAYERS * HEADS}. It errs most on {worst[0]}.{worst[1]}: {x['first_order'][worst]:+.3f} for a true "
         f"{x['knock_out'][worst]:+.3f}; to second order {x['second_order'][worst]:+.3f}, which over all heads has a "
         f"correlation of {second:+.3f}."
     )

@@ -15,8 +15,8 @@ def ranks(x: np.ndarray) -> np.ndarray:
 
 
 def name(head: tuple) -> str:
-    """Layer and head, counted from 1."""
-    return f"{head[0] + 1}.{head[1] + 1}"
+    """Layer and head, counted from 0, as the page and arrays do."""
+    return f"{head[0]}.{head[1]}"
 
 
 def show(console: Console, r: dict) -> None:
@@ -49,7 +49,7 @@ def show(console: Console, r: dict) -> None:
     )
     console.print(masking(r))
 
-    title(console, f"Heads, counted from 1 (layer.head): {word} → {clue}")
+    title(console, f"Heads, counted from 0 (layer.head): {word} → {clue}")
     console.print(table(["", "attention", "control", "5 to 95 %", "gradient", "effect", "rank of 72"], rows(r)))
     if r["control"] is None:
         control = "none of the plain sentences is that long. "

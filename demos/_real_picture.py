@@ -32,8 +32,8 @@ def grid(ax: Axes, x: np.ndarray, text: str) -> object:
         if w >= 0.1:
             ink = "black" if w > 0.55 else "white"
             ax.text(head, layer, f"{w:.2f}", ha="center", va="center", fontsize=8, color=ink)
-    ax.set_xticks(range(x.shape[1]), range(1, x.shape[1] + 1))
-    ax.set_yticks(range(x.shape[0]), range(1, x.shape[0] + 1))
+    ax.set_xticks(range(x.shape[1]))
+    ax.set_yticks(range(x.shape[0]))
     ax.set(xlabel="head", ylabel="layer")
     ax.set_title(text, fontsize=10)
     return image
@@ -59,8 +59,8 @@ def mask(ax: Axes, r: dict) -> None:
 def against(ax: Axes, guess: np.ndarray, effect: np.ndarray, text: str, rho: float | None, r: dict) -> None:
     least = 1e-6  # float32: an effect below is rounding
     layer = np.arange(len(guess)) // (len(guess) // len(r["attention"]))
-    dots = ax.scatter(np.maximum(guess, least), np.maximum(effect, least), c=layer + 1, cmap="plasma", s=20,
-                      vmin=1, vmax=len(r["attention"]) + 0.8, zorder=3)  # fmt: skip
+    dots = ax.scatter(np.maximum(guess, least), np.maximum(effect, least), c=layer, cmap="plasma", s=20,
+                      vmin=0, vmax=len(r["attention"]) - 0.2, zorder=3)  # fmt: skip
     top = np.array(r["attention"]).argmax()
     ax.plot(max(guess[top], least), max(effect[top], least), "o", mfc="none", mec="#B8006F", ms=11, mew=1.6, zorder=4)
     side = "right" if guess[top] > 0.3 * guess.max() else "left"  # a label at the right would leave the axes
@@ -72,4 +72,4 @@ def against(ax: Axes, guess: np.ndarray, effect: np.ndarray, text: str, rho: flo
     ax.set(xscale="log", yscale="log", xlabel=text, ylabel="|effect of taking the head away|")
     ax.set_title(f"rank correlation {'–' if rho is None else f'{rho:.2f}'} over {len(guess)} heads", fontsize=10)
     if "gradient" in text:
-        ax.figure.colorbar(dots, ax=ax, label="layer", pad=0.01, ticks=range(1, len(r["attention"]) + 1))
+        ax.figure.colorbar(dots, ax=ax, label="layer", pad=0.01, ticks=range(len(r["attention"])))
