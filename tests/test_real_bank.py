@@ -325,7 +325,7 @@ def test_the_gradient_ranks_heads_far_better_than_attention(results, studied):
 def test_the_gradient_misses_where_a_head_is_saturated(results):
     estimate, effect = np.array(results["estimate"]), np.array(results["effect"])
     assert abs(effect[0, 10]) > 2 * abs(estimate[0, 10])
-    assert "The gradient errs most on head 1.11" in page.story(results)
+    assert "The gradient errs most on head 0.10" in page.story(results)
 
 
 def test_a_head_taken_away_whole_is_told_by_its_curvature(results):
