@@ -103,7 +103,7 @@ def path(
             _canvas.write(ax, name, place, above, ink)
     _marks(caller, ax, q, marks or {})
     if rays:
-        ax.legend(loc="best", fontsize=8, framealpha=0.9)
+        ax.legend(loc="best", fontsize=_canvas.points(8), framealpha=0.9)
     return _canvas.titled(figure, ax, title)
 
 
@@ -143,7 +143,7 @@ def _bands(caller: str, ax: Axes, background: tuple[Any, Any, Any]) -> tuple[flo
     inside = [level for level in bands if values.min() < level < values.max()]
     if inside:
         borders = ax.contour(x, y, values, inside, colors="0.4", linewidths=0.5, zorder=0.5)
-        for level in ax.clabel(borders, inside[:: 1 + len(inside) // 5], fontsize=7, fmt="%.1f"):
+        for level in ax.clabel(borders, inside[:: 1 + len(inside) // 5], fontsize=_canvas.points(7), fmt="%.1f"):
             place = (np.array(level.get_position()) - [x[0], y[0]]) / [x[-1] - x[0], y[-1] - y[0]]
             level.set_visible(bool((abs(place - 0.5) < 0.45).all()))  # none cut by the frame
     return x[0], x[-1], y[0], y[-1]

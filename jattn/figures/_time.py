@@ -74,11 +74,11 @@ def training(
         if len(lines) > 1 and len(lines) <= 9:
             _canvas.direct_labels(ax, list(lines), [y[-1] for y in lines.values()], colours)
         alone = "" if len(lines) > 1 or panel in lines else f": {next(iter(lines))}"
-        ax.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=10)
-        ax.set_xlabel("1 + step" if log else "step", fontsize=8)
+        ax.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=_canvas.points(10))
+        ax.set_xlabel("1 + step" if log else "step", fontsize=_canvas.points(8))
         _canvas.bare(ax)
     if title:
-        root.suptitle(title, fontsize=11)
+        root.suptitle(title, fontsize=_canvas.points(11))
     return root
 
 
@@ -168,10 +168,12 @@ def _frame(
     for s, w in enumerate(r.weights[f]):
         within = w > 0.7
         ink, side = ("white", "right") if within else ("black", "left")
-        row.text(w + (-0.03 if within else 0.03), s, f"{w:.3f}", va="center", ha=side, fontsize=9, color=ink)
+        row.text(
+            w + (-0.03 if within else 0.03), s, f"{w:.3f}", va="center", ha=side, fontsize=_canvas.points(9), color=ink
+        )
     row.set_yticks(range(len(labels)), labels)
     row.set_xlim(0, 1)
     row.invert_yaxis()
-    row.set_title("attention", fontsize=10)
+    row.set_title("attention", fontsize=_canvas.points(10))
     _canvas.bare(row)
-    figure.suptitle(f"{title + ': ' if title else ''}step {r.steps[f]:,g}", fontsize=11)
+    figure.suptitle(f"{title + ': ' if title else ''}step {r.steps[f]:,g}", fontsize=_canvas.points(11))
