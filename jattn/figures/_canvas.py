@@ -26,7 +26,13 @@ from PIL import Image
 from jattn import _errors
 
 COLOURS = ("#0072B2", "#D55E00", "#007A5E", "#9A4C85", "#7A6A00", "#3A7CA5", "#000000")
-# One for each key in turn: after Okabe and Ito, so told apart by the colour-blind, and dark enough for text on white.
+# One for each key in turn: after Okabe and Ito, dark enough for text on white. So some pairs are alike in grey or to
+# the colour-blind, and what has a colour has a dash, a marker or a hatch too: 8 of each, so that 56 keys differ.
+DASHES: tuple[Any, ...] = (
+    "-", "--", ":", "-.", (0, (8, 2)), (0, (1, 3)), (0, (6, 2, 1, 2, 1, 2)), (0, (3, 3, 1, 3)),
+)  # fmt: skip
+MARKERS = "osD^vPXh"
+HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "||")
 
 
 def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
@@ -199,8 +205,15 @@ def axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, ax
 
 
-def panels(figure: Figure | SubFigure | None, n: int, across: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A root figure and an array of n axes in rows of at most `across`, each of a size in inches."""
+def panels(
+    caller: str, ax: Axes | None, figure: Figure | SubFigure | None, n: int, across: int, size: tuple[float, float]
+) -> tuple[Figure, Any]:
+    """A root figure and an array of n axes in rows of at most `across`, each of a size in inches; or `ax` alone."""
+    if ax is not None:
+        if n != 1 or figure is not None:
+            remedy = "Give figure for several panels."
+            _errors.fail(ValueError, caller, "ax must be given for one panel and without figure", remedy, panels=str(n))
+        return axes(ax, size)[0], np.array([ax])
     if figure is not None:  # as many as stay readable
         across = max(1, min(across, int(figure.bbox.width / figure.dpi / (0.6 * size[0]))))
     across = min(max(n, 1), across)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
 from matplotlib.patches import Polygon
 
 from jattn import _errors, _picture_inputs
@@ -94,10 +95,12 @@ def path(
         start = np.broadcast_to(q[0], pulls.shape)
         ax.quiver(*start.T, *pulls.T, color=inks, width=0.007, headwidth=4, headlength=4, zorder=4, **_EXACT)
     if moving:
-        for way, ink in zip(ways.swapaxes(0, 1), inks, strict=True):
-            ax.plot(*way.T, color=ink, lw=1, alpha=0.7, zorder=2.5)
+        for s, (way, ink) in enumerate(zip(ways.swapaxes(0, 1), inks, strict=True)):
+            ax.plot(*way.T, color=ink, ls=_canvas.DASHES[s % len(_canvas.DASHES)], lw=1, alpha=0.7, zorder=2.5)
     ax.plot(*q.T, color="black", lw=1.4, zorder=3)
-    ax.scatter(k[:, 0], k[:, 1], c=inks, s=45, zorder=5, edgecolors="white")
+    dots = ax.scatter(k[:, 0], k[:, 1], c=inks, s=45, zorder=5, edgecolors="white")
+    kinds = [MarkerStyle(_canvas.MARKERS[s % len(_canvas.MARKERS)]) for s in range(len(k))]
+    dots.set_paths([kind.get_path().transformed(kind.get_transform()) for kind in kinds])
     for name, place, ink, above in zip(labels, k, inks, _heights(labels, k, box, ax), strict=True):
         if name:
             _canvas.write(ax, name, place, above, ink)

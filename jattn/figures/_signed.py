@@ -58,7 +58,7 @@ def why(
     unit = _canvas.extent(ax)[0] / max(D + 0.5, 1) if given else 0.9 * 72  # of one dimension, in points
     fits = min(9.0, 0.55 * unit / _canvas.width("+0.000", 1.0) * 10 / matplotlib.rcParams["font.size"])
     legible = _canvas.points(fits) <= fits * matplotlib.rcParams["font.size"] / 10  # not below the least
-    hatches = ("", "//", "..", "\\\\", "xx", "--", "++")
+    hatches = _canvas.HATCHES
     above, below = np.zeros(D), np.zeros(D)
     most = max(np.maximum(x, 0).sum(0).max(initial=0), -np.minimum(x, 0).sum(0).min(initial=0), 1e-300)
     for s, (pull, label) in enumerate(zip(x, labels, strict=True)):
@@ -100,6 +100,7 @@ def conserved(
     *,
     steps: Any = None,
     figure: Figure | SubFigure | None = None,
+    ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
     """What theory predicts of each quantity, as a line, and what was measured, as dots on it: a panel for each.
@@ -108,13 +109,15 @@ def conserved(
       quantities: name → (predicted, measured), each [F]; a prediction that is one number holds for every frame.
       steps: [F], what the frames are numbered by; 0, 1, … if None.
       figure: where to draw; a figure of its own if None.
+      ax: where to draw one quantity, in place of a figure.
       title: what is to be seen.
 
     Returns:
       The figure drawn on. Each panel is titled with the largest difference.
 
     Raises:
-      TypeError: it is no such mapping. ValueError: two shapes do not agree.
+      TypeError: it is no such mapping. ValueError: two shapes do not agree, or `ax` is given
+        for more than one quantity.
 
     Memory: as its inputs.
 
@@ -127,23 +130,27 @@ def conserved(
       'Σ dk: off by at most 1.0e-17'
     """
     both = _picture_inputs.pairs("conserved", "quantities", quantities)
-    root, grid = _canvas.panels(figure, len(both), 3, (3.9, 2.5))
-    for ax, (name, (predicted, measured)) in zip(grid, both.items(), strict=True):
+    root, grid = _canvas.panels("conserved", ax, figure, len(both), 3, (3.9, 2.5))
+    for panel, (name, (predicted, measured)) in zip(grid, both.items(), strict=True):
         F = len(measured)
         at = np.arange(F) if steps is None else _picture_inputs.numbers("conserved", "steps", steps, (F,), "[F]")
-        ax.plot(at, predicted, color="#B8006F", lw=1.6, label="predicted")
+        panel.plot(at, predicted, color="#B8006F", lw=1.6, label="predicted")
         every = max(1, F // 24)
-        ax.plot(at[::every], measured[::every], "o", ms=4, mfc="none", mec="#0072B2", label="measured", clip_on=False)
+        panel.plot(
+            at[::every], measured[::every], "o", ms=4, mfc="none", mec="#0072B2", label="measured", clip_on=False
+        )
         off = float(np.nanmax(abs(predicted - measured), initial=0))
         low, high = np.nanmin([predicted, measured]), np.nanmax([predicted, measured])
         least = 1e-6 * max(1.0, abs(low), abs(high))  # rounding is not drawn as if it were a movement
         if high - low < least:
-            ax.set_ylim((low + high - least) / 2, (low + high + least) / 2)
-        ax.set_title(f"{name}: off by at most {off:.1e}", fontsize=_canvas.points(9))
-        ax.set_xlabel("step", fontsize=_canvas.points(8))
-        _canvas.bare(ax)
+            panel.set_ylim((low + high - least) / 2, (low + high + least) / 2)
+        panel.set_title(f"{name}: off by at most {off:.1e}", fontsize=_canvas.points(9))
+        panel.set_xlabel("step", fontsize=_canvas.points(8))
+        _canvas.bare(panel)
     if len(grid):
         grid[0].legend(fontsize=_canvas.points(8), frameon=False)
-    if title:
+    if title and ax is not None:
+        ax.set_title(f"{title}\n{ax.get_title()}", fontsize=_canvas.points(9))
+    elif title:
         root.suptitle(title, fontsize=_canvas.points(11))
     return root

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import animation
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from jattn import _errors, _picture_inputs
@@ -23,7 +24,9 @@ def training(
     labels: Sequence[str],
     *,
     log: bool = False,
+    panels: Sequence[str] | None = None,
     figure: Figure | SubFigure | None = None,
+    ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
     """A run as small multiples over the same steps: the weights, the coordinates of q, and each series recorded.
@@ -34,14 +37,17 @@ def training(
         of shape [F] makes one panel, and so do all whose name begins with `cos`.
       labels: S names of the keys.
       log: whether the steps stand on a logarithmic axis, of 1 + step.
+      panels: names of the panels that are drawn, in their order: weights, q, and the series; all if None.
       figure: where to draw; a figure of its own if None.
+      ax: where to draw one panel, in place of a figure.
       title: what is to be seen.
 
     Returns:
       The figure drawn on. What is not finite is a gap in its line.
 
     Raises:
-      TypeError: `run` has no q, k or weights. ValueError: a shape does not fit, or the steps do not increase.
+      TypeError: `run` has no q, k or weights. ValueError: a shape does not fit, the steps do not increase, there
+        is no such panel, or `ax` is given for more than one.
 
     Memory: as the series drawn.
 
@@ -60,24 +66,34 @@ def training(
     if r.q.shape[1] <= 8:
         shown["q"] = {f"q{d + 1}": x for d, x in enumerate(r.q.T)}
     shown |= r.series
-    root, grid = _canvas.panels(figure, len(shown), 3, (3.7, 2.2))
+    if panels is not None:
+        for asked in panels:
+            if asked not in shown:
+                remedy = f"There are {', '.join(shown)}."
+                _errors.fail(
+                    ValueError, "training", "panels must be names of what is shown", remedy, panels=repr(asked)
+                )
+        shown = {asked: shown[asked] for asked in panels}
+    root, grid = _canvas.panels("training", ax, figure, len(shown), 3, (3.7, 2.2))
     at = r.steps + 1 if log else r.steps
-    for ax, (panel, lines) in zip(grid, shown.items(), strict=True):
+    for axes, (panel, lines) in zip(grid, shown.items(), strict=True):
         colours = [_canvas.COLOURS[i % len(_canvas.COLOURS)] for i in range(len(lines))]
-        for (name, y), colour in zip(lines.items(), colours, strict=True):
-            ax.plot(at, y, color=colour, lw=1.6, label=name)
+        for i, (name, y) in enumerate(lines.items()):
+            axes.plot(at, y, color=colours[i], ls=_canvas.DASHES[i % len(_canvas.DASHES)], lw=1.6, label=name)
         if log:
-            ax.set_xscale("log")
-        ax.set_xlim(at[0], max(at[-1], at[0] + 1e-9))
+            axes.set_xscale("log")
+        axes.set_xlim(at[0], max(at[-1], at[0] + 1e-9))
         if panel == "weights":
-            ax.set_ylim(-0.02, 1.02)
+            axes.set_ylim(-0.02, 1.02)
         if len(lines) > 1 and len(lines) <= 9:
-            _canvas.direct_labels(ax, list(lines), [y[-1] for y in lines.values()], colours)
+            _canvas.direct_labels(axes, list(lines), [y[-1] for y in lines.values()], colours)
         alone = "" if len(lines) > 1 or panel in lines else f": {next(iter(lines))}"
-        ax.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=_canvas.points(10))
-        ax.set_xlabel("1 + step" if log else "step", fontsize=_canvas.points(8))
-        _canvas.bare(ax)
-    if title:
+        axes.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=_canvas.points(10))
+        axes.set_xlabel("1 + step" if log else "step", fontsize=_canvas.points(8))
+        _canvas.bare(axes)
+    if title and ax is not None:
+        ax.set_title(title, fontsize=_canvas.points(10))
+    elif title:
         root.suptitle(title, fontsize=_canvas.points(11))
     return root
 

@@ -73,7 +73,7 @@ def weights(
         down -= 0.7 * _canvas.longest(columns, usual)
         across -= 0.5 * _canvas.longest(rows, usual) + (3 * usual if entropy else 0)
         wide, high = across / max(x.shape[1], 1) / 72, down / max(len(x), 1) / 72
-        letters = _canvas.points(min(10.0, 10 * 72 * min(wide, high) / (1.3 * usual)))
+        letters = max(_canvas.LEAST, min(usual, 72 * min(wide, high) / 1.3))
     most, size = (3, 10.0) if few else (2, 8.0)
     for digits in range(most, 1, -1):  # numbers no wider and higher than a cell
         fits = 72 * min(0.88 * wide / _canvas.width(f"{0:.{digits}f}", 1.0), 0.8 * high)
@@ -200,8 +200,8 @@ def arcs(
     n = max(len(x), x.shape[1], 1)
     given = ax is not None
     figure, ax = _canvas.axes(ax, (5.6, min(0.9 + 0.3 * n, _LARGEST)))
-    across, down = _canvas.extent(ax)
-    letters = _canvas.points(min(9.0, 9 * down / n / (1.2 * _canvas.points(9))))
+    (across, down), usual = _canvas.extent(ax), matplotlib.rcParams["font.size"]
+    letters = max(_canvas.LEAST, min(_canvas.points(9), down / n / 1.2))
     every = math.ceil(1.2 * letters * n / down)
     beside = max(_canvas.longest(rows, letters), _canvas.longest(columns, letters)) / across if given else 0.0
     beside = max(0.45, beside / max(1 - 2 * beside, 0.2) + 0.04)  # of the width between the names
@@ -226,7 +226,9 @@ def arcs(
     at = max(0.1, (0.5 * _canvas.width("0.00", letters) + 4) * (1 + 2 * beside) / across)
     for t, row in enumerate(x):
         if every == 1 and row.size and row.max() >= least:
-            _canvas.write(ax, f"{row.max():.2f}", (at, t + (row.argmax() - t) * 0.04), -3, "black", letters)
+            _canvas.write(
+                ax, f"{row.max():.2f}", (at, t + (row.argmax() - t) * 0.04), -3, "black", 10 * letters / usual
+            )
     ax.set_xlim(-beside, 1 + beside)
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_axis_off()
