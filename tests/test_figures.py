@@ -12,6 +12,7 @@ import subprocess
 import sys
 import types
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -687,3 +688,19 @@ def test_the_colour_map_of_weights_is_even_for_everyone():
         assert (np.diff(light) > 0).all(), seen
         assert light[-1] - light[0] > 60, seen
     assert not (np.diff(lab(matplotlib.colormaps["jet"](np.linspace(0, 1, 65))[:, :3], "grey")[:, 0]) > 0).all()
+
+
+def test_the_gallery_draws_every_example(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "demos")
+    gallery = importlib.import_module("gallery")
+    drawn = gallery.compute(gallery.arguments().parse_args(["--out", str(tmp_path)]))
+    assert list(drawn) == figures.__all__
+    itself = {"animate": ["animate_wrote/way.gif"], "save": ["save_wrote/bank.png", "save_wrote/bank.svg"]}
+    for name, files in drawn.items():
+        expected = itself.get(name, [f"{name}.{kind}" for kind in ("png", "svg", "pdf")])
+        assert [os.path.relpath(file, tmp_path) for file in files] == expected
+        assert {file: os.path.getsize(file) for file in files} == files
+    assert imread(tmp_path / "why.png").std() > 0.01
+    monkeypatch.setattr(figures.why, "__doc__", figures.why.__doc__.replace("'+0.300'", "'+0.301'"))
+    with pytest.raises(RuntimeError, match=r"the example of figures\.why does not give what it says:[^$]*0\.301"):
+        gallery.draw("why", tmp_path)
