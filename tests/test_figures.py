@@ -306,6 +306,19 @@ def test_a_film_has_a_frame_for_each_frame(tmp_path):
             figures.animate(RUN, WORDS, tmp_path / "way.mp4")
 
 
+def test_a_film_is_drawn_on_a_part_of_your_figure(tmp_path):
+    outer = Figure(figsize=(8, 3), layout="constrained")
+    left, right = outer.subfigures(1, 2, width_ratios=(1, 3))
+    still = left.add_subplot()
+    with Image.open(figures.animate(RUN, WORDS, tmp_path / "way.gif", frames=[0, 2], figure=right)) as film:
+        assert film.size == (800, 300)
+        first, last = (np.asarray(film.seek(f) or film.convert("L"), float) for f in (0, 1))
+    assert left.axes == [still]
+    assert len(right.axes) == 2
+    assert abs(first - last)[:, 200:].mean() > 0.5
+    assert abs(first - last)[:, :180].max() < 8, "what is not of the film stands still"
+
+
 def test_pulls_are_stacked_to_their_sum():
     pulls = np.array([[0.4, -0.1], [-0.1, -0.2], [0.2, 0.05]])
     (ax,) = figures.why(pulls, WORDS, total=pulls.sum(0) + 1e-9).axes

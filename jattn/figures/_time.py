@@ -105,6 +105,7 @@ def animate(
     *,
     frames: Sequence[int] | None = None,
     seconds: float = 6.0,
+    figure: Figure | SubFigure | None = None,
     title: str | None = None,
     **plane: Any,
 ) -> Path:
@@ -116,6 +117,8 @@ def animate(
       file: `….gif`, written by Pillow, or `….mp4`, written by ffmpeg where that is installed.
       frames: which frames of the run are shown, in order; all if None.
       seconds: how long the film runs.
+      figure: where to draw, cleared for each frame: of a SubFigure the film shows the whole figure, and what else is on
+        it stands still. A figure of its own if None.
       title: what is to be seen; the step is added to it.
       plane: `background`, `field`, `rays` or `hull`, as `path` takes them.
 
@@ -145,11 +148,14 @@ def animate(
         )
     shown = range(len(r.q)) if frames is None else frames
     writer = _writer(file, max(round(len(shown) / seconds), 1))
-    figure = Figure(figsize=(8.6, 3.9), layout="constrained")
+    if figure is None:
+        figure = Figure(figsize=(8.6, 3.9), layout="constrained")
+    root = figure.get_figure(root=True)
+    assert root is not None
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
         unfinished = Path(folder) / f"new{file.suffix}"
-        with writer.saving(figure, str(unfinished), dpi=100):
+        with writer.saving(root, str(unfinished), dpi=100):
             for f in shown:
                 _frame(figure, r, labels, int(f), title, plane)
                 writer.grab_frame()
@@ -168,7 +174,12 @@ def _writer(file: Path, fps: int) -> animation.AbstractMovieWriter:
 
 
 def _frame(
-    figure: Figure, r: _picture_inputs.Run, labels: list[str], f: int, title: str | None, plane: dict[str, Any]
+    figure: Figure | SubFigure,
+    r: _picture_inputs.Run,
+    labels: list[str],
+    f: int,
+    title: str | None,
+    plane: dict[str, Any],
 ) -> None:
     figure.clear()
     way, row = figure.subplots(1, 2, width_ratios=(2.4, 1))
