@@ -550,6 +550,17 @@ plant("a picture of a notebook gets a text that nobody wrote", "docs/_notebooks.
 plant("an error in a notebook does not stop it", "docs/_notebooks.py",
       "timeout=seconds, kernel_name", "timeout=seconds, allow_errors=True, kernel_name",
       "notebooks.py::test_what_a_notebook_asserts_fails_it_and_a_picture_without_alt_is_seen")
+plant("text of a figure below 6 points", "jattn/figures/_canvas.py", "LEAST = 6.0", "LEAST = 5.0",
+      "figures.py::test_in_one_column_every_text_is_legible[many weights]")
+plant("lines that differ by colour alone", "jattn/figures/_time.py",
+      "ls=_canvas.DASHES[i % len(_canvas.DASHES)]", 'ls="-"',
+      "figures.py::test_what_has_a_colour_is_told_apart_without_it")
+plant("letters that ignore rcParams", "jattn/figures/_canvas.py",
+      'size * matplotlib.rcParams["font.size"] / 10', "size",
+      "figures.py::test_figures_follow_rcparams")
+plant("names of ticks on each other", "jattn/figures/_canvas.py",
+      "self.places[:: max(1, math.ceil(self.need / max(each, 1e-9) - 1e-6))]", "self.places",
+      "figures.py::test_in_one_column_every_text_is_legible[many weights]")
 plant("jattn[all] without an extra", "pyproject.toml", "lab,laplacian,pretrained", "lab,pretrained",
       "docs.py::test_all_is_every_extra_of_a_user_and_each_has_its_size")
 # fmt: on

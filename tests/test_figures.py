@@ -1,27 +1,35 @@
 """Figures: what is drawn holds the numbers that came in, and no more."""
 
+import base64
 import dataclasses
 import importlib
 import io
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
 import types
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.quiver import Quiver
+from matplotlib.text import Text
 from PIL import Image
 from scipy.spatial import ConvexHull
 
 from jattn import _picture_inputs, figures
+from jattn.figures import _canvas
 
 WEIGHTS = np.array([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]])
 ROWS, WORDS = ["bank", "the"], ["river", "money", "the"]
@@ -251,6 +259,19 @@ def test_training_shows_every_series_over_the_same_steps():
     np.testing.assert_array_equal(log.lines[0].get_xdata(), [1, 11, 101])
 
 
+def test_one_panel_is_drawn_on_axes_of_yours():
+    outer = Figure(figsize=(7, 3))
+    left, right = outer.subplots(1, 2)
+    assert figures.training(RUN, WORDS, panels=["loss"], ax=left, title="seen") is outer
+    assert figures.conserved({"a": (1.0, [1.0, 1.25])}, ax=right, title="kept") is outer
+    np.testing.assert_array_equal(left.lines[0].get_ydata(), RUN["loss"])
+    np.testing.assert_array_equal(right.lines[1].get_ydata(), [1.0, 1.25])
+    assert (left.get_title(), right.get_title()) == ("seen", "kept\na: off by at most 2.5e-01")
+    assert outer.axes == [left, right]
+    two = figures.training(RUN, WORDS, panels=["p", "weights"])
+    assert [ax.get_title() for ax in two.axes] == ["p of the target", "weights"]
+
+
 def test_a_run_is_read_from_any_object():
     @dataclasses.dataclass
     class Diagnostics:
@@ -283,6 +304,19 @@ def test_a_film_has_a_frame_for_each_frame(tmp_path):
             ValueError, match=r"animate: an MP4 needs ffmpeg, got ffmpeg missing\. Install it, or write"
         ):
             figures.animate(RUN, WORDS, tmp_path / "way.mp4")
+
+
+def test_a_film_is_drawn_on_a_part_of_your_figure(tmp_path):
+    outer = Figure(figsize=(8, 3), layout="constrained")
+    left, right = outer.subfigures(1, 2, width_ratios=(1, 3))
+    still = left.add_subplot()
+    with Image.open(figures.animate(RUN, WORDS, tmp_path / "way.gif", frames=[0, 2], figure=right)) as film:
+        assert film.size == (800, 300)
+        first, last = (np.asarray(film.seek(f) or film.convert("L"), float) for f in (0, 1))
+    assert left.axes == [still]
+    assert len(right.axes) == 2
+    assert abs(first - last)[:, 200:].mean() > 0.5
+    assert abs(first - last)[:, :180].max() < 8, "what is not of the film stands still"
 
 
 def test_pulls_are_stacked_to_their_sum():
@@ -402,6 +436,16 @@ REFUSED = [
         ValueError,
         r"^animate: run\.q must be \[F, 2\], got run\.q \[3, 1\]\. Project",
     ),
+    (
+        lambda: figures.training(RUN, WORDS, panels=["gain"]),
+        ValueError,
+        r"^training: panels must be names of what is shown, got panels 'gain'\. There are weights, q, loss,",
+    ),
+    (
+        lambda: figures.training(RUN, WORDS, ax=Figure().add_subplot()),
+        ValueError,
+        r"^training: ax must be given for one panel and without figure, got panels 5\. Give figure",
+    ),
     (lambda: figures.conserved({"a": (1, 2, 3)}), TypeError, r"^conserved: quantities\['a'\] must be \(predicted"),
     (lambda: figures.conserved({"a": ([1, 2], [1])}), ValueError, r"quantities\['a'\]\[0\] must have the shape \[F\]"),
     (
@@ -453,3 +497,223 @@ def test_without_matplotlib_the_import_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "jattn.figures")
     with pytest.raises(ImportError, match=r"pip install 'jattn\[figures\]'"):
         importlib.import_module("jattn.figures")
+
+
+def head_of(T, seed=0):
+    scores = 2.0 * np.random.default_rng(seed).normal(size=(T, T))
+    w = np.exp(np.where(np.tri(T) > 0, scores, -np.inf))
+    return w / w.sum(1, keepdims=True)
+
+
+def test_vector_files_of_256_tokens_are_small(tmp_path):
+    T, names = 256, [f"token{i}" for i in range(256)]
+    w = head_of(T)
+    states = np.tri(16) + np.tri(16, k=-1)
+    made = {
+        "weights": figures.weights(w, names, names, entropy=True),
+        "heads": figures.heads(np.broadcast_to(w, (4, 4, T, T))),
+        "arcs": figures.arcs(w, names, names),
+        "blocks": figures.blocks(w, T=65536, S=65536, states=np.tri(T) + np.tri(T, k=-1)),
+        "tiles": figures.tiles(states, values=np.where(np.tri(T) > 0, w - 0.5, np.nan)),
+    }
+    sizes = {p.name: p.stat().st_size for n in made for p in figures.save(made[n], tmp_path / n, ["svg", "pdf"])}
+    assert len(sizes) == 10
+    assert {name: size for name, size in sizes.items() if size >= 200_000} == {}
+    plain = io.BytesIO()
+    made["tiles"].savefig(plain, format="svg", dpi=150)
+    large = plain.getvalue()
+    small = _canvas._IMAGE.sub(_canvas._with_palette, large)
+    assert len(small) < 0.85 * len(large)
+    opened = [[Image.open(io.BytesIO(base64.b64decode(x))) for x in re.findall(PNG, file)] for file in (small, large)]
+    assert opened[0]
+    for one, other in zip(*opened, strict=True):
+        assert one.mode == "P"
+        np.testing.assert_array_equal(one.convert("RGBA"), other.convert("RGBA"))  # a palette loses nothing
+    for x in re.findall(PNG, (tmp_path / "tiles.svg").read_bytes()):
+        assert Image.open(io.BytesIO(base64.b64decode(x))).mode == "P"
+
+
+PNG = rb"data:image/png;base64,([A-Za-z0-9+/=\s]+)"
+TOKENS = ["the", "river", "bank", "was", "steep", "and", "the", "money", "bank", "was", "shut"]
+
+
+def drawn_in_a_column(name):
+    """Each figure in axes, or a figure, 3.25 inches wide."""
+    r = np.random.default_rng(0)
+    states = np.tri(4) + np.tri(4, k=-1)
+    many = [f"token{i}" for i in range(60)]
+    run = RUN | {"steps": [0, 5000, 9999]}
+    ways = {
+        "weights": lambda ax: figures.weights(head_of(11), TOKENS, TOKENS, entropy=True, ax=ax, title="seen"),
+        "few weights": lambda ax: figures.weights(WEIGHTS, ROWS, WORDS, ax=ax),
+        "many weights": lambda ax: figures.weights(head_of(60), many, many, entropy=True, ax=ax),
+        "heads": lambda ax: figures.heads(np.stack([head_of(5)] * 24).reshape(3, 8, 5, 5), ax=ax),
+        "many heads": lambda ax: figures.heads(np.stack([head_of(5)] * 288).reshape(12, 24, 5, 5), ax=ax),
+        "arcs": lambda ax: figures.arcs(head_of(60), many, many, ax=ax),
+        "blocks": lambda ax: figures.blocks(head_of(4), T=65536, S=65536, states=states, ax=ax),
+        "tiles": lambda ax: figures.tiles(states, values=r.normal(size=(8, 8)), ax=ax),
+        "why": lambda ax: figures.why(r.normal(size=(5, 4)), TOKENS[:5], ax=ax),
+        "effects": lambda ax: figures.effects(*r.normal(size=(2, 4, 4)), second_order=np.zeros((4, 4)), ax=ax),
+        "path": lambda ax: figures.path(POINTS, KEYS, WORDS, rays={"u": [1, 1]}, marks={0: "start"}, ax=ax),
+        "training": lambda ax: figures.training(run, WORDS, figure=ax.figure.clear() or ax.figure, title="seen"),
+        "conserved": lambda ax: figures.conserved(
+            {"a": (1.0, [1.0, 1.1]), "b": (0.0, [0.0, 1e-9])}, steps=[0, 9999], figure=ax.figure.clear() or ax.figure
+        ),
+    }
+    figure = Figure(figsize=(3.25, 7.0 if name in ("training", "conserved") else 3.1), layout="constrained")
+    ways[name](figure.add_subplot())
+    return figure
+
+
+def faults(figure):
+    """Texts that are small or cut off, and axes of which two names of ticks lie on each other."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer, found = canvas.get_renderer(), []
+    ticks = {}
+    for axes in figure.findobj(lambda a: hasattr(a, "xaxis")):
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in axis.get_major_ticks():
+                ticks |= {label: (axis, low <= tick.get_loc() <= high) for label in (tick.label1, tick.label2)}
+    boxes = {}
+    for text in figure.findobj(Text):
+        axis, shown = ticks.get(text, (None, True))
+        if not (text.get_visible() and text.get_text().strip() and shown):
+            continue
+        if text.get_fontsize() < 6:
+            found.append(("small", text.get_text()))
+        box = text.get_window_extent(renderer)
+        if box.x0 < -1 or box.y0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1:
+            found.append(("cut", text.get_text()))
+        boxes.setdefault(axis, []).append((box, text.get_text()))
+    for axis, labels in boxes.items():
+        if axis is not None:
+            for (a, one), (b, other) in itertools.pairwise(labels):
+                if min(a.x1, b.x1) > max(a.x0, b.x0) and min(a.y1, b.y1) > max(a.y0, b.y0):
+                    found.append(("over", one, other))
+    return found
+
+
+COLUMN = [
+    "weights", "few weights", "many weights", "heads", "many heads", "arcs", "blocks", "tiles", "why", "effects",
+    "path", "training", "conserved",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLUMN)
+def test_in_one_column_every_text_is_legible(name):
+    figure = drawn_in_a_column(name)
+    assert faults(figure) == []
+    assert sum(bool(t.get_text()) for t in figure.findobj(Text)) > 5, "and there are texts"
+
+
+def test_a_text_that_cannot_be_read_in_one_column_is_found():
+    figure = Figure(figsize=(3.25, 2))
+    ax = figure.add_subplot()
+    ax.set_xticks(range(12), [*TOKENS, "end"])
+    ax.set_title("a title that is wider than a column of a paper is, and wider", fontsize=11)
+    ax.text(0, 0, "small", fontsize=5.9)
+    assert {kind for kind, *_ in faults(figure)} == {"small", "cut", "over"}
+
+
+def test_figures_follow_rcparams(tmp_path):
+    usual = figures.training(RUN, WORDS)
+    with matplotlib.rc_context({"font.size": 20, "font.family": "DejaVu Serif", "savefig.dpi": 50}):
+        large = figures.training(RUN, WORDS)
+        (png,) = figures.save(large, tmp_path / "large", ["png"])
+        cells = figures.weights(WEIGHTS, ROWS, WORDS).axes[0].texts
+        figure = Figure(figsize=(2, 1))
+        figures.arcs(head_of(11), TOKENS, TOKENS, ax=figure.add_subplot())
+    asked = ("weights", "loss", "step", "river")
+    sizes = [{t.get_text(): t.get_fontsize() for t in f.findobj(Text) if t.get_text() in asked} for f in (usual, large)]
+    assert len(sizes[0]) == 4
+    assert sizes[1] == {text: 2 * size for text, size in sizes[0].items()}
+    assert {t.get_family()[0] for t in large.findobj(Text)} == {"DejaVu Serif"}
+    assert {t.get_family()[0] for t in usual.findobj(Text)} == {"sans-serif"}
+    assert {10 < t.get_fontsize() <= 20 for t in cells} == {True}, "larger, and no wider than a cell"
+    assert {t.get_fontsize() for t in figure.axes[0].texts} == {6.0}, "smaller where there is no room, never below 6"
+    with Image.open(png) as image:
+        np.testing.assert_allclose(image.size, 50 * large.get_size_inches(), atol=1)
+
+
+# How the colour-blind see linear sRGB, at severity 1: Machado, Oliveira and Fernandes 2009, "A physiologically-based
+# model for simulation of color vision deficiency", IEEE TVCG 15 (6), table of the matrices.
+SEEN = {
+    "all": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    "grey": [[0.2126, 0.7152, 0.0722]] * 3,
+}
+
+
+def lab(colours, seen):
+    """CIE L*a*b* of colours of the screen, as someone sees them."""
+    c = np.array([to_rgb(colour) for colour in colours])
+    linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ np.array(SEEN[seen]).T
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    t = np.clip(linear, 0, 1) @ xyz.T / xyz.sum(1)
+    f = np.where(t > (6 / 29) ** 3, np.cbrt(t), t / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], 1)
+
+
+def alike(colours, seen, least=20.0):
+    """Pairs whose colours differ by less than ΔE*ab 20: ten of the smallest differences that are noticed (2.3)."""
+    c = lab(colours, seen)
+    far = np.linalg.norm(c[:, None] - c, axis=-1)
+    return {(i, j) for i, j in itertools.combinations(range(len(c)), 2) if far[i, j] < least}
+
+
+def test_what_has_a_colour_is_told_apart_without_it():
+    n = 24
+    words = [f"key{i}" for i in range(n)]
+    run = {"q": np.zeros((2, 2)), "k": np.zeros((2, n, 2)), "weights": np.full((2, n), 1 / n)}
+    lines = figures.training(run, words).axes[0].lines
+    bars = [bar[0] for bar in figures.why(np.ones((n, 1)), words).axes[0].containers]
+    ax = figures.path(np.zeros((2, 2)), np.random.default_rng(0).normal(size=(2, n, 2)), words).axes[0]
+    (dots,) = ax.collections
+    shapes = [tuple(p.vertices.ravel()) for p in dots.get_paths()]
+    looks = {
+        "lines": [(line.get_color(), str(line._dash_pattern)) for line in lines],
+        "bars": [(to_hex(bar.get_facecolor()), bar.get_hatch()) for bar in bars],
+        "keys": list(zip(map(to_hex, dots.get_facecolors()), shapes, strict=True)),
+        "ways": [(line.get_color(), str(line._dash_pattern)) for line in ax.lines[:n]],
+    }
+    for what, look in looks.items():
+        assert len(look) == n, what
+        colours, forms = zip(*look, strict=True)
+        assert len(set(forms)) == 8, what
+        for seen in ("all", "protanopia", "deuteranopia", "tritanopia"):
+            hard = {(i, j) for i, j in alike(colours, seen) if forms[i] == forms[j]}
+            assert {j - i for i, j in hard} <= {8, 16}, (what, seen)
+            assert not any(j < 8 for _, j in hard), (what, seen)
+        first = {(i, j) for i, j in alike(colours[:8], "grey") if forms[i] == forms[j]}
+        assert first == set(), what
+    assert alike(_canvas.COLOURS, "tritanopia"), "colours alone do not tell: hence the forms"
+    for colour in _canvas.COLOURS:
+        assert lab([colour], "all")[0, 0] < 60, "names in their colour stand out on white"
+
+
+def test_the_colour_map_of_weights_is_even_for_everyone():
+    for seen in SEEN:
+        light = lab(matplotlib.colormaps["viridis"](np.linspace(0, 1, 65))[:, :3], seen)[:, 0]
+        assert (np.diff(light) > 0).all(), seen
+        assert light[-1] - light[0] > 60, seen
+    assert not (np.diff(lab(matplotlib.colormaps["jet"](np.linspace(0, 1, 65))[:, :3], "grey")[:, 0]) > 0).all()
+
+
+def test_the_gallery_draws_every_example(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "demos")
+    gallery = importlib.import_module("gallery")
+    drawn = gallery.compute(gallery.arguments().parse_args(["--out", str(tmp_path)]))
+    assert list(drawn) == figures.__all__
+    itself = {"animate": ["animate_wrote/way.gif"], "save": ["save_wrote/bank.png", "save_wrote/bank.svg"]}
+    for name, files in drawn.items():
+        expected = itself.get(name, [f"{name}.{kind}" for kind in ("png", "svg", "pdf")])
+        assert [os.path.relpath(file, tmp_path) for file in files] == expected
+        assert {file: os.path.getsize(file) for file in files} == files
+    assert imread(tmp_path / "why.png").std() > 0.01
+    monkeypatch.setattr(figures.why, "__doc__", figures.why.__doc__.replace("'+0.300'", "'+0.301'"))
+    with pytest.raises(RuntimeError, match=r"the example of figures\.why does not give what it says:[^$]*0\.301"):
+        gallery.draw("why", tmp_path)

@@ -1,7 +1,12 @@
 """What every figure needs: axes, colours, letters, and files."""
 
+import base64
+import io
+import math
 import os
+import re
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,17 +14,33 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patheffects import withStroke
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.transforms import ScaledTranslation
+from PIL import Image
 
 from jattn import _errors
 
 COLOURS = ("#0072B2", "#D55E00", "#007A5E", "#9A4C85", "#7A6A00", "#3A7CA5", "#000000")
-# One for each key in turn: after Okabe and Ito, so told apart by the colour-blind, and dark enough for text on white.
+# One for each key in turn: after Okabe and Ito, dark enough for text on white. So some pairs are alike in grey or to
+# the colour-blind, and what has a colour has a dash, a marker or a hatch too: 8 of each, so that 56 keys differ.
+DASHES: tuple[Any, ...] = (
+    "-", "--", ":", "-.", (0, (8, 2)), (0, (1, 3)), (0, (6, 2, 1, 2, 1, 2)), (0, (3, 3, 1, 3)),
+)  # fmt: skip
+MARKERS = "osD^vPXh"
+HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "||")
 
 
 def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Writes a figure to `<stem>.<kind>` for each kind, each file whole or not at all, the same bytes every time.
+
+    `matplotlib.rcParams["savefig.*"]` and `["svg.*"]` hold; where they leave it open, an inch has 150 dots. An image
+    within an SVG is stored with a palette where it has at most 256 colours, the same pixels in a quarter of the bytes,
+    and its paths to a thousandth of a point.
 
     Args:
       figure: the figure.
@@ -53,14 +74,126 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
     written = []
     with tempfile.TemporaryDirectory(dir=stem.parent, prefix=".") as folder:
         for kind in kinds:
-            with matplotlib.rc_context({"svg.hashsalt": "jattn", "svg.fonttype": "path"}):
+            new = Path(folder) / f"new.{kind}"
+            chosen = matplotlib.rcParams
+            dpi = 150 if chosen["savefig.dpi"] == "figure" else chosen["savefig.dpi"]
+            with matplotlib.rc_context({"svg.hashsalt": chosen["svg.hashsalt"] or "jattn"}):
                 undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-                figure.savefig(Path(folder) / f"new.{kind}", format=kind, dpi=150, metadata=undated)
+                figure.savefig(new, format=kind, dpi=dpi, metadata=undated)
+            if kind == "svg":
+                new.write_bytes(_IMAGE.sub(_with_palette, _OUTLINE.sub(_shorter, new.read_bytes())))
         for kind in kinds:
             target = stem.with_name(f"{stem.name}.{kind}")
             os.replace(Path(folder) / f"new.{kind}", target)
             written.append(target)
     return written
+
+
+_IMAGE = re.compile(rb"(?<=data:image/png;base64,)[A-Za-z0-9+/=\s]+")
+
+
+_OUTLINE = re.compile(rb'(?<= d=")[^"]+')
+
+
+def _shorter(found: re.Match[bytes]) -> bytes:
+    """The outline of a path, to a thousandth of a point."""
+    return re.sub(rb"(\.\d{3})\d+", rb"\1", found[0])
+
+
+def _with_palette(found: re.Match[bytes]) -> bytes:
+    """A PNG in base64, with a palette if it has at most 256 colours; as it was if not."""
+    with Image.open(io.BytesIO(base64.b64decode(found[0]))) as image:
+        pixels = np.ascontiguousarray(image.convert("RGBA"))
+    packed, index = np.unique(pixels.view("<u4")[..., 0], return_inverse=True)
+    if len(packed) > 256:
+        return found[0]
+    colours = packed.astype("<u4")[:, None].view(np.uint8)
+    indexed = Image.fromarray(index.reshape(pixels.shape[:2]).astype(np.uint8))
+    indexed.putpalette(colours[:, :3].tobytes())
+    file = io.BytesIO()
+    indexed.save(file, "png", optimize=True, transparency=colours[:, 3].tobytes())
+    return base64.b64encode(file.getvalue())
+
+
+LEAST = 6.0
+"""No text is smaller, in points: what journals ask for."""
+
+
+def points(size: float) -> float:
+    """A size of letters where the usual one is 10, in points: it follows `rcParams["font.size"]`."""
+    return max(LEAST, size * matplotlib.rcParams["font.size"] / 10)
+
+
+def width(text: str, size: float) -> float:
+    """How wide a text is, in points."""
+    return float(TextPath((0, 0), text, size=size, prop=FontProperties()).get_extents().width) if text.strip() else 0.0
+
+
+def longest(names: Sequence[str], size: float) -> float:
+    """How wide the longest of some names is, in points."""
+    return width(max(names, key=len, default=""), size)
+
+
+def extent(ax: Axes) -> tuple[float, float]:
+    """How wide and high axes are before their labels are laid out, in points."""
+    box, dpi = ax.get_window_extent(), ax.get_figure(root=True).dpi  # type: ignore[union-attr]
+    return box.width * 72 / dpi, box.height * 72 / dpi
+
+
+def is_narrow(ax: Axes) -> bool:
+    """Whether axes are as narrow as a column of a paper."""
+    return extent(ax)[0] < 4.0 * 72
+
+
+class _Some(FixedLocator):
+    """As many of some places as have room for their names when the figure is drawn: every one, every second, …"""
+
+    def __init__(self, places: Sequence[float], need: float) -> None:
+        super().__init__(places)
+        self.places, self.need = np.asarray(places, float), need
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        across = extent(self.axis.axes)[self.axis.axis_name == "y"]  # type: ignore[union-attr]
+        apart = self.places[1] - self.places[0] if len(self.places) > 1 else 1.0
+        each = across * apart / max(abs(vmax - vmin), 1e-9)
+        return self.places[:: max(1, math.ceil(self.need / max(each, 1e-9) - 1e-6))]
+
+    def __call__(self) -> Any:
+        return self.tick_values(*self.axis.get_view_interval())  # type: ignore[union-attr]
+
+
+def name_ticks(axis: Axis, places: Sequence[float], names: Sequence[str], need: float) -> None:
+    """Names at places, as many as fit if each needs so many points along the axis."""
+    told = dict(zip(map(float, places), names, strict=True))
+    axis.set_major_locator(_Some(places, need))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: told.get(float(x), "")))
+
+
+def wrapped(text: str, size: float, room: float) -> str:
+    """A text in lines no wider than so many points."""
+    return textwrap.fill(text, max(8, int(len(text) * room / max(width(text, size), 1e-9))))
+
+
+def legend_below(ax: Axes, labels: Sequence[str], title: str | None = None) -> None:
+    """A legend under the name of the x axis, in as many columns as a column of a paper holds."""
+    size = points(8)
+    across = extent(ax)[0] / (longest(labels, size) + 3.4 * size)
+    figure = ax.get_figure(root=True)
+    lines = 2.0 + 1.2 * (ax.get_xlabel().count("\n") + bool(ax.get_xlabel()))
+    under = ScaledTranslation(0, -lines * points(10) / 72, figure.dpi_scale_trans)  # type: ignore[union-attr]
+    ax.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        bbox_transform=ax.transAxes + under,
+        ncols=max(1, min(len(labels), int(across))),
+        fontsize=size,
+        title_fontsize=size,
+        frameon=False,
+        columnspacing=1.0,
+        handlelength=1.4,
+        handletextpad=0.5,
+        title=title,
+    )
 
 
 def axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
@@ -72,8 +205,17 @@ def axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, ax
 
 
-def panels(figure: Figure | SubFigure | None, n: int, across: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A root figure and an array of n axes in rows of at most `across`, each of a size in inches."""
+def panels(
+    caller: str, ax: Axes | None, figure: Figure | SubFigure | None, n: int, across: int, size: tuple[float, float]
+) -> tuple[Figure, Any]:
+    """A root figure and an array of n axes in rows of at most `across`, each of a size in inches; or `ax` alone."""
+    if ax is not None:
+        if n != 1 or figure is not None:
+            remedy = "Give figure for several panels."
+            _errors.fail(ValueError, caller, "ax must be given for one panel and without figure", remedy, panels=str(n))
+        return axes(ax, size)[0], np.array([ax])
+    if figure is not None:  # as many as stay readable
+        across = max(1, min(across, int(figure.bbox.width / figure.dpi / (0.6 * size[0]))))
     across = min(max(n, 1), across)
     down = -(-n // across) or 1
     if figure is None:
@@ -95,13 +237,12 @@ def ink(colour: Sequence[float]) -> str:
     return "black" if luminance(colour[:3]) > 0.179 else "white"  # where the one contrast equals the other
 
 
-def write(ax: Axes, text: str, place: Any, above: float, colour: str, **more: Any) -> None:
+def write(ax: Axes, text: str, place: Any, above: float, colour: str, size: float = 9, **more: Any) -> None:
     """`text` above (or below) a place, by points of the page, with a rim of white so that lines may pass behind."""
     at: dict[str, Any] = {"xytext": (0, above), "textcoords": "offset points", "ha": "center", "zorder": 7} | more
     rim = [withStroke(linewidth=2.5, foreground="white")]
-    ax.annotate(
-        text, (float(place[0]), float(place[1])), color=colour, fontsize=9, annotation_clip=True, path_effects=rim, **at
-    )
+    at["fontsize"] = points(size)
+    ax.annotate(text, (float(place[0]), float(place[1])), color=colour, annotation_clip=True, path_effects=rim, **at)
 
 
 def direct_labels(ax: Axes, labels: Sequence[str], ends: Sequence[float], colours: Sequence[str]) -> None:
@@ -111,24 +252,30 @@ def direct_labels(ax: Axes, labels: Sequence[str], ends: Sequence[float], colour
         return
     transform = ax.transData + ax.transAxes.inverted()
     at = {i: float(transform.transform((0, ends[i]))[1]) for i in shown}
-    room, last = 0.11, -1.0
+    room, last = min(max(0.11, 1.45 * points(8) / extent(ax)[1]), 0.3), -1.0
     for i in sorted(shown, key=at.__getitem__):
         last = at[i] = max(at[i], last + room)
     over = max(at.values()) - 1.02
     for i in shown:
         y = at[i] - max(over, 0.0) * (at[i] > 0.5)
         ax.annotate(
-            labels[i], (1.02, y), xycoords="axes fraction", color=colours[i], fontsize=8, va="center", clip_on=False
+            labels[i],
+            (1.02, y),
+            xycoords="axes fraction",
+            color=colours[i],
+            fontsize=points(8),
+            va="center",
+            clip_on=False,
         )
 
 
 def titled(figure: Figure, ax: Axes, title: str | None) -> Figure:
     if title:
-        ax.set_title(title, fontsize=10)
+        ax.set_title(title, fontsize=points(10))
     return figure
 
 
 def bare(ax: Axes) -> None:
     """No frame but the two axes that carry numbers."""
     ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(labelsize=8)
+    ax.tick_params(labelsize=points(8))

@@ -58,10 +58,11 @@ def effects(
     if labels is None:
         labels = [f"{layer}.{head}" for layer, head in np.ndindex(L, H)]
     labels = _picture_inputs.names(caller, "labels", labels, "L · H", L * H)
+    given = ax is not None
     figure, ax = _canvas.axes(ax, (5.6, 4.8))
     ends = np.concatenate([x.ravel(), y.ravel(), [] if further is None else further.ravel()])
     low, high = ends.min(initial=0), ends.max(initial=0)
-    room = 0.08 * (high - low) or 1.0
+    room = (0.16 if given and _canvas.is_narrow(ax) else 0.08) * (high - low) or 1.0
     limits = (low - room, high + room)
     ax.plot(limits, limits, color="0.6", lw=0.8, zorder=0)
     for at in (ax.axhline, ax.axvline):
@@ -86,10 +87,22 @@ def effects(
         side, ha = (7, "left") if x.ravel()[i] > y.ravel()[i] else (-7, "right")  # away from the line
         _canvas.write(ax, labels[i], (x.ravel()[i], y.ravel()[i]), -3, "black", xytext=(side, -3), ha=ha)
     ax.set(xlim=limits, ylim=limits, aspect="equal")
-    ax.set_xlabel("gradient × activation" + ("" if further is None else " (line: to second order)"), fontsize=9)
-    ax.set_ylabel("knock-out: the value without the head, less that with it", fontsize=9)
+    size = _canvas.points(9)
+    told = (
+        "gradient × activation" + ("" if further is None else " (line: to second order)"),
+        "knock-out: the value without the head, less that with it",
+    )
+    if given:
+        told = tuple(_canvas.wrapped(t, size, 0.85 * n) for t, n in zip(told, _canvas.extent(ax), strict=True))  # type: ignore[assignment]
+    ax.set_xlabel(told[0], fontsize=size)
+    ax.set_ylabel(told[1], fontsize=size)
     _canvas.bare(ax)
-    legend = ax.legend(fontsize=8, frameon=False, loc="upper left")
+    if given and _canvas.is_narrow(ax):
+        _canvas.legend_below(ax, ["same sign", counted])
+    else:
+        ax.legend(fontsize=_canvas.points(8), frameon=False, loc="upper left")
+    legend = ax.get_legend()
+    assert legend is not None
     for handle in legend.legend_handles:  # the marker alone tells
         handle.set(array=None, facecolor="0.4")  # type: ignore[union-attr]
     if L > 1:

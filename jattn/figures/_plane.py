@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
 from matplotlib.patches import Polygon
 
 from jattn import _errors, _picture_inputs
@@ -94,16 +95,18 @@ def path(
         start = np.broadcast_to(q[0], pulls.shape)
         ax.quiver(*start.T, *pulls.T, color=inks, width=0.007, headwidth=4, headlength=4, zorder=4, **_EXACT)
     if moving:
-        for way, ink in zip(ways.swapaxes(0, 1), inks, strict=True):
-            ax.plot(*way.T, color=ink, lw=1, alpha=0.7, zorder=2.5)
+        for s, (way, ink) in enumerate(zip(ways.swapaxes(0, 1), inks, strict=True)):
+            ax.plot(*way.T, color=ink, ls=_canvas.DASHES[s % len(_canvas.DASHES)], lw=1, alpha=0.7, zorder=2.5)
     ax.plot(*q.T, color="black", lw=1.4, zorder=3)
-    ax.scatter(k[:, 0], k[:, 1], c=inks, s=45, zorder=5, edgecolors="white")
+    dots = ax.scatter(k[:, 0], k[:, 1], c=inks, s=45, zorder=5, edgecolors="white")
+    kinds = [MarkerStyle(_canvas.MARKERS[s % len(_canvas.MARKERS)]) for s in range(len(k))]
+    dots.set_paths([kind.get_path().transformed(kind.get_transform()) for kind in kinds])
     for name, place, ink, above in zip(labels, k, inks, _heights(labels, k, box, ax), strict=True):
         if name:
             _canvas.write(ax, name, place, above, ink)
     _marks(caller, ax, q, marks or {})
     if rays:
-        ax.legend(loc="best", fontsize=8, framealpha=0.9)
+        ax.legend(loc="best", fontsize=_canvas.points(8), framealpha=0.9)
     return _canvas.titled(figure, ax, title)
 
 
@@ -143,7 +146,7 @@ def _bands(caller: str, ax: Axes, background: tuple[Any, Any, Any]) -> tuple[flo
     inside = [level for level in bands if values.min() < level < values.max()]
     if inside:
         borders = ax.contour(x, y, values, inside, colors="0.4", linewidths=0.5, zorder=0.5)
-        for level in ax.clabel(borders, inside[:: 1 + len(inside) // 5], fontsize=7, fmt="%.1f"):
+        for level in ax.clabel(borders, inside[:: 1 + len(inside) // 5], fontsize=_canvas.points(7), fmt="%.1f"):
             place = (np.array(level.get_position()) - [x[0], y[0]]) / [x[-1] - x[0], y[-1] - y[0]]
             level.set_visible(bool((abs(place - 0.5) < 0.45).all()))  # none cut by the frame
     return x[0], x[-1], y[0], y[-1]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -52,8 +53,12 @@ def why(
     across = [str(d + 1) for d in range(D)] if dimensions is None else dimensions
     across = _picture_inputs.names("why", "dimensions", across, "D", D)
     ends = x.sum(0) if total is None else _picture_inputs.numbers("why", "total", total, (D,), "[D]")
+    given = ax is not None
     figure, ax = _canvas.axes(ax, (3.4 + 0.9 * min(D, 12), 4.0))
-    hatches = ("", "//", "..", "\\\\", "xx", "--", "++")
+    unit = _canvas.extent(ax)[0] / max(D + 0.5, 1) if given else 0.9 * 72  # of one dimension, in points
+    fits = min(9.0, 0.55 * unit / _canvas.width("+0.000", 1.0) * 10 / matplotlib.rcParams["font.size"])
+    legible = _canvas.points(fits) <= fits * matplotlib.rcParams["font.size"] / 10  # not below the least
+    hatches = _canvas.HATCHES
     above, below = np.zeros(D), np.zeros(D)
     most = max(np.maximum(x, 0).sum(0).max(initial=0), -np.minimum(x, 0).sum(0).min(initial=0), 1e-300)
     for s, (pull, label) in enumerate(zip(x, labels, strict=True)):
@@ -64,24 +69,29 @@ def why(
             hatch=hatches[s % len(hatches)],
         )  # fmt: skip
         for d in range(D):
-            if abs(pull[d]) > 0.09 * most and D <= 8:
-                _canvas.write(ax, f"{pull[d]:+.3f}", (d, base[d] + pull[d] / 2), -3, "black")
+            if abs(pull[d]) > 0.09 * most and D <= 8 and legible and unit >= 48:
+                _canvas.write(ax, f"{pull[d]:+.3f}", (d, base[d] + pull[d] / 2), -3, "black", fits)
         above, below = above + np.maximum(pull, 0), below + np.minimum(pull, 0)
     ax.axhline(0, color="0.3", lw=0.8)
     for d, end in enumerate(ends):
         ax.plot([d - 0.42, d + 0.42], [end, end], color="black", lw=2.2, solid_capstyle="butt", zorder=6)
     for d, end in enumerate(ends):
-        if D <= 12:
-            _canvas.write(ax, f"{end:+.3f}", (d + 0.44, end), -3, "black", ha="left", weight="bold")
-    ax.set_xticks(range(D), across)
+        if D <= 12 and legible:
+            _canvas.write(ax, f"{end:+.3f}", (d + 0.44, end), -3, "black", fits, ha="left", weight="bold")
+    need = _canvas.longest(across, _canvas.points(8)) + 3 if given else 0
+    _canvas.name_ticks(ax.xaxis, range(D), across, need)
     ax.set_xlim(-0.6, D - 0.1)
     ax.set_ylim(
         min(below.min(initial=0), ends.min(initial=0)) - 0.12 * most, max(above.max(initial=0), 0) + 0.12 * most
     )
-    ax.set_xlabel("dimension of q (line: the sum, −dL/dq)", fontsize=9)
-    ax.set_ylabel("pull on q", fontsize=9)
+    ax.set_xlabel("dimension of q (line: the sum, −dL/dq)", fontsize=_canvas.points(9))
+    ax.set_ylabel("pull on q", fontsize=_canvas.points(9))
     _canvas.bare(ax)
-    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False, title="the pull of")
+    if given and _canvas.is_narrow(ax):
+        _canvas.legend_below(ax, labels, "the pull of")
+    else:
+        beside: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+        ax.legend(fontsize=_canvas.points(9), title="the pull of", **beside)
     return _canvas.titled(figure, ax, title)
 
 
@@ -90,6 +100,7 @@ def conserved(
     *,
     steps: Any = None,
     figure: Figure | SubFigure | None = None,
+    ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
     """What theory predicts of each quantity, as a line, and what was measured, as dots on it: a panel for each.
@@ -98,13 +109,15 @@ def conserved(
       quantities: name → (predicted, measured), each [F]; a prediction that is one number holds for every frame.
       steps: [F], what the frames are numbered by; 0, 1, … if None.
       figure: where to draw; a figure of its own if None.
+      ax: where to draw one quantity, in place of a figure.
       title: what is to be seen.
 
     Returns:
       The figure drawn on. Each panel is titled with the largest difference.
 
     Raises:
-      TypeError: it is no such mapping. ValueError: two shapes do not agree.
+      TypeError: it is no such mapping. ValueError: two shapes do not agree, or `ax` is given
+        for more than one quantity.
 
     Memory: as its inputs.
 
@@ -117,23 +130,27 @@ def conserved(
       'Σ dk: off by at most 1.0e-17'
     """
     both = _picture_inputs.pairs("conserved", "quantities", quantities)
-    root, grid = _canvas.panels(figure, len(both), 3, (3.9, 2.5))
-    for ax, (name, (predicted, measured)) in zip(grid, both.items(), strict=True):
+    root, grid = _canvas.panels("conserved", ax, figure, len(both), 3, (3.9, 2.5))
+    for panel, (name, (predicted, measured)) in zip(grid, both.items(), strict=True):
         F = len(measured)
         at = np.arange(F) if steps is None else _picture_inputs.numbers("conserved", "steps", steps, (F,), "[F]")
-        ax.plot(at, predicted, color="#B8006F", lw=1.6, label="predicted")
+        panel.plot(at, predicted, color="#B8006F", lw=1.6, label="predicted")
         every = max(1, F // 24)
-        ax.plot(at[::every], measured[::every], "o", ms=4, mfc="none", mec="#0072B2", label="measured", clip_on=False)
+        panel.plot(
+            at[::every], measured[::every], "o", ms=4, mfc="none", mec="#0072B2", label="measured", clip_on=False
+        )
         off = float(np.nanmax(abs(predicted - measured), initial=0))
         low, high = np.nanmin([predicted, measured]), np.nanmax([predicted, measured])
         least = 1e-6 * max(1.0, abs(low), abs(high))  # rounding is not drawn as if it were a movement
         if high - low < least:
-            ax.set_ylim((low + high - least) / 2, (low + high + least) / 2)
-        ax.set_title(f"{name}: off by at most {off:.1e}", fontsize=9)
-        ax.set_xlabel("step", fontsize=8)
-        _canvas.bare(ax)
+            panel.set_ylim((low + high - least) / 2, (low + high + least) / 2)
+        panel.set_title(f"{name}: off by at most {off:.1e}", fontsize=_canvas.points(9))
+        panel.set_xlabel("step", fontsize=_canvas.points(8))
+        _canvas.bare(panel)
     if len(grid):
-        grid[0].legend(fontsize=8, frameon=False)
-    if title:
-        root.suptitle(title, fontsize=11)
+        grid[0].legend(fontsize=_canvas.points(8), frameon=False)
+    if title and ax is not None:
+        ax.set_title(f"{title}\n{ax.get_title()}", fontsize=_canvas.points(9))
+    elif title:
+        root.suptitle(title, fontsize=_canvas.points(11))
     return root

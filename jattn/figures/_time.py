@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import animation
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from jattn import _errors, _picture_inputs
@@ -23,7 +24,9 @@ def training(
     labels: Sequence[str],
     *,
     log: bool = False,
+    panels: Sequence[str] | None = None,
     figure: Figure | SubFigure | None = None,
+    ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
     """A run as small multiples over the same steps: the weights, the coordinates of q, and each series recorded.
@@ -34,14 +37,17 @@ def training(
         of shape [F] makes one panel, and so do all whose name begins with `cos`.
       labels: S names of the keys.
       log: whether the steps stand on a logarithmic axis, of 1 + step.
+      panels: names of the panels that are drawn, in their order: weights, q, and the series; all if None.
       figure: where to draw; a figure of its own if None.
+      ax: where to draw one panel, in place of a figure.
       title: what is to be seen.
 
     Returns:
       The figure drawn on. What is not finite is a gap in its line.
 
     Raises:
-      TypeError: `run` has no q, k or weights. ValueError: a shape does not fit, or the steps do not increase.
+      TypeError: `run` has no q, k or weights. ValueError: a shape does not fit, the steps do not increase, there
+        is no such panel, or `ax` is given for more than one.
 
     Memory: as the series drawn.
 
@@ -60,25 +66,35 @@ def training(
     if r.q.shape[1] <= 8:
         shown["q"] = {f"q{d + 1}": x for d, x in enumerate(r.q.T)}
     shown |= r.series
-    root, grid = _canvas.panels(figure, len(shown), 3, (3.7, 2.2))
+    if panels is not None:
+        for asked in panels:
+            if asked not in shown:
+                remedy = f"There are {', '.join(shown)}."
+                _errors.fail(
+                    ValueError, "training", "panels must be names of what is shown", remedy, panels=repr(asked)
+                )
+        shown = {asked: shown[asked] for asked in panels}
+    root, grid = _canvas.panels("training", ax, figure, len(shown), 3, (3.7, 2.2))
     at = r.steps + 1 if log else r.steps
-    for ax, (panel, lines) in zip(grid, shown.items(), strict=True):
+    for axes, (panel, lines) in zip(grid, shown.items(), strict=True):
         colours = [_canvas.COLOURS[i % len(_canvas.COLOURS)] for i in range(len(lines))]
-        for (name, y), colour in zip(lines.items(), colours, strict=True):
-            ax.plot(at, y, color=colour, lw=1.6, label=name)
+        for i, (name, y) in enumerate(lines.items()):
+            axes.plot(at, y, color=colours[i], ls=_canvas.DASHES[i % len(_canvas.DASHES)], lw=1.6, label=name)
         if log:
-            ax.set_xscale("log")
-        ax.set_xlim(at[0], max(at[-1], at[0] + 1e-9))
+            axes.set_xscale("log")
+        axes.set_xlim(at[0], max(at[-1], at[0] + 1e-9))
         if panel == "weights":
-            ax.set_ylim(-0.02, 1.02)
+            axes.set_ylim(-0.02, 1.02)
         if len(lines) > 1 and len(lines) <= 9:
-            _canvas.direct_labels(ax, list(lines), [y[-1] for y in lines.values()], colours)
+            _canvas.direct_labels(axes, list(lines), [y[-1] for y in lines.values()], colours)
         alone = "" if len(lines) > 1 or panel in lines else f": {next(iter(lines))}"
-        ax.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=10)
-        ax.set_xlabel("1 + step" if log else "step", fontsize=8)
-        _canvas.bare(ax)
-    if title:
-        root.suptitle(title, fontsize=11)
+        axes.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=_canvas.points(10))
+        axes.set_xlabel("1 + step" if log else "step", fontsize=_canvas.points(8))
+        _canvas.bare(axes)
+    if title and ax is not None:
+        ax.set_title(title, fontsize=_canvas.points(10))
+    elif title:
+        root.suptitle(title, fontsize=_canvas.points(11))
     return root
 
 
@@ -89,6 +105,7 @@ def animate(
     *,
     frames: Sequence[int] | None = None,
     seconds: float = 6.0,
+    figure: Figure | SubFigure | None = None,
     title: str | None = None,
     **plane: Any,
 ) -> Path:
@@ -100,6 +117,8 @@ def animate(
       file: `….gif`, written by Pillow, or `….mp4`, written by ffmpeg where that is installed.
       frames: which frames of the run are shown, in order; all if None.
       seconds: how long the film runs.
+      figure: where to draw, cleared for each frame: of a SubFigure the film shows the whole figure, and what else is on
+        it stands still. A figure of its own if None.
       title: what is to be seen; the step is added to it.
       plane: `background`, `field`, `rays` or `hull`, as `path` takes them.
 
@@ -129,11 +148,14 @@ def animate(
         )
     shown = range(len(r.q)) if frames is None else frames
     writer = _writer(file, max(round(len(shown) / seconds), 1))
-    figure = Figure(figsize=(8.6, 3.9), layout="constrained")
+    if figure is None:
+        figure = Figure(figsize=(8.6, 3.9), layout="constrained")
+    root = figure.get_figure(root=True)
+    assert root is not None
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
         unfinished = Path(folder) / f"new{file.suffix}"
-        with writer.saving(figure, str(unfinished), dpi=100):
+        with writer.saving(root, str(unfinished), dpi=100):
             for f in shown:
                 _frame(figure, r, labels, int(f), title, plane)
                 writer.grab_frame()
@@ -152,7 +174,12 @@ def _writer(file: Path, fps: int) -> animation.AbstractMovieWriter:
 
 
 def _frame(
-    figure: Figure, r: _picture_inputs.Run, labels: list[str], f: int, title: str | None, plane: dict[str, Any]
+    figure: Figure | SubFigure,
+    r: _picture_inputs.Run,
+    labels: list[str],
+    f: int,
+    title: str | None,
+    plane: dict[str, Any],
 ) -> None:
     figure.clear()
     way, row = figure.subplots(1, 2, width_ratios=(2.4, 1))
@@ -168,10 +195,12 @@ def _frame(
     for s, w in enumerate(r.weights[f]):
         within = w > 0.7
         ink, side = ("white", "right") if within else ("black", "left")
-        row.text(w + (-0.03 if within else 0.03), s, f"{w:.3f}", va="center", ha=side, fontsize=9, color=ink)
+        row.text(
+            w + (-0.03 if within else 0.03), s, f"{w:.3f}", va="center", ha=side, fontsize=_canvas.points(9), color=ink
+        )
     row.set_yticks(range(len(labels)), labels)
     row.set_xlim(0, 1)
     row.invert_yaxis()
-    row.set_title("attention", fontsize=10)
+    row.set_title("attention", fontsize=_canvas.points(10))
     _canvas.bare(row)
-    figure.suptitle(f"{title + ': ' if title else ''}step {r.steps[f]:,g}", fontsize=11)
+    figure.suptitle(f"{title + ': ' if title else ''}step {r.steps[f]:,g}", fontsize=_canvas.points(11))

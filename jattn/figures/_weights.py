@@ -1,5 +1,6 @@
 """Who attends to whom: one head as a heatmap or as arcs, all heads at once, and the tiles that are visited."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,11 @@ from jattn.figures import _canvas
 from jattn.masks import EMPTY, FULL, PARTIAL
 
 _LEGIBLE = 2304  # more cells than this have a colour bar instead of numbers
+_LARGEST = 12.0  # a figure of its own, in inches, where cells have no numbers
+_ARCS, _STEPS = 400, 32  # more arcs than this are drawn in so many steps of weight from 0 to 1
+
+# With what is not finite no more than 256 colours, so that `save` can write a palette; of an odd number, one is zero's.
+_VIRIDIS, _PUOR = (matplotlib.colormaps[name].resampled(255) for name in ("viridis", "PuOr"))
 
 
 def weights(
@@ -56,29 +62,49 @@ def weights(
     x = _picture_inputs.numbers("weights", "weights", weights, (None, None), "[T, S]")
     rows = _picture_inputs.names("weights", "rows", rows, "T", len(x))
     columns = _picture_inputs.names("weights", "columns", columns, "S", x.shape[1])
-    few, crowd = x.shape[1] <= 12, x.size > _LEGIBLE
+    given, few, crowd = ax is not None, x.shape[1] <= 12, x.size > _LEGIBLE
     wide, high = (0.18, 0.18) if crowd else (0.8, 0.5) if few else (0.5, 0.36)
-    figure, ax = _canvas.axes(ax, (1.4 + wide * x.shape[1] + 0.8 * entropy, 0.9 + high * len(x)))
+    whole = (1.4 + wide * x.shape[1] + 0.8 * entropy, 0.9 + high * len(x))
+    figure, ax = _canvas.axes(ax, (min(whole[0], _LARGEST), min(whole[1], _LARGEST)) if crowd else whole)
+    usual = matplotlib.rcParams["font.size"]
+    letters = usual
+    if given:
+        across, down = _canvas.extent(ax)
+        down -= 0.7 * _canvas.longest(columns, usual)
+        across -= 0.5 * _canvas.longest(rows, usual) + (3 * usual if entropy else 0)
+        wide, high = across / max(x.shape[1], 1) / 72, down / max(len(x), 1) / 72
+        letters = max(_canvas.LEAST, min(usual, 72 * min(wide, high) / 1.3))
+    most, size = (3, 10.0) if few else (2, 8.0)
+    for digits in range(most, 1, -1):  # numbers no wider and higher than a cell
+        fits = 72 * min(0.88 * wide / _canvas.width(f"{0:.{digits}f}", 1.0), 0.8 * high)
+        if fits >= _canvas.LEAST:
+            break
+    crowd = crowd or fits < _canvas.LEAST
     colours, scale = matplotlib.colormaps["viridis"], Normalize(0, 1)
-    picture = ax.imshow(x, cmap=colours, norm=scale, aspect="auto") if x.size else None
+    picture = ax.imshow(x, cmap=colours, norm=scale, aspect="auto", interpolation="none") if x.size else None
     if not crowd:
-        digits, size = (3, 10) if few else (2, 8)
         for (t, s), w in np.ndenumerate(x):
             ink = _canvas.ink(colours(scale(w)))
-            ax.text(s, t, f"{w:.{digits}f}", ha="center", va="center", color=ink, fontsize=size)
+            number = min(_canvas.points(size), fits)
+            ax.text(s, t, f"{w:.{digits}f}", ha="center", va="center", color=ink, fontsize=number)
     elif picture is not None:
         figure.colorbar(picture, ax=ax, label="weight", shrink=0.8)
-    long = max(map(len, columns), default=0) * 0.09 > wide
-    ax.set_xticks(range(x.shape[1]), columns, rotation=90 if long else 0)
-    ax.set_yticks(range(len(x)), rows)
+    broad = _canvas.longest(columns, letters)
+    long = broad + 3 > 72 * wide if given else max(map(len, columns), default=0) * 0.09 > wide
+    line = 1.25 * letters if given or crowd else 0.0
+    ax.tick_params(axis="x", rotation=90 if long else 0)
+    _canvas.name_ticks(ax.xaxis, range(x.shape[1]), columns, line if long or not line else broad + 3)
+    _canvas.name_ticks(ax.yaxis, range(len(x)), rows, line)
     ax.tick_params(length=0)
+    if given:
+        ax.tick_params(labelsize=letters)
     ax.spines[:].set_visible(False)
     if entropy and len(x):
         side = ax.secondary_yaxis("right")
-        side.set_yticks(range(len(x)), [f"{h:.3f}" for h in _picture_inputs.entropy(x)])
-        side.tick_params(length=0)
+        _canvas.name_ticks(side.yaxis, range(len(x)), [f"{h:.3f}" for h in _picture_inputs.entropy(x)], line)
+        side.tick_params(length=0, **({"labelsize": letters} if given else {}))
         side.spines[:].set_visible(False)
-        side.set_ylabel("entropy [nats]", fontsize=9)
+        side.set_ylabel("entropy [nats]", fontsize=_canvas.points(9))
     return _canvas.titled(figure, ax, title)
 
 
@@ -113,11 +139,19 @@ def heads(weights: Any, *, ax: Axes | None = None, title: str | None = None) -> 
     mosaic = np.full((L * (T + gap) - gap, H * (S + gap) - gap), np.nan)
     for layer, head in np.ndindex(L, H):
         mosaic[layer * (T + gap) :, head * (S + gap) :][:T, :S] = x[layer, head]
+    given = ax is not None
     figure, ax = _canvas.axes(ax, (1.9 + 0.85 * H, 0.9 + 0.85 * L * T / max(S, 1)))
-    picture = ax.imshow(mosaic, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
-    ax.set_xticks((S + gap) * np.arange(H) + (S - 1) / 2, [f"head {h}" if H < 9 else str(h) for h in range(H)])
-    ax.set_yticks((T + gap) * np.arange(L) + (T - 1) / 2, [f"layer {i}" for i in range(L)])
-    ax.tick_params(length=0, labelsize=8)
+    picture = ax.imshow(mosaic, cmap=_VIRIDIS, vmin=0, vmax=1, interpolation="nearest")
+    letters = _canvas.points(8)
+    across = [f"head {h}" if H < 9 else str(h) for h in range(H)]
+    if given and H * (3 + _canvas.longest(across, letters)) > 0.75 * _canvas.extent(ax)[0]:
+        across = [str(h) for h in range(H)]
+        ax.set_xlabel("head", fontsize=letters)
+    room = 3 + _canvas.longest(across, letters)
+    _canvas.name_ticks(ax.xaxis, (S + gap) * np.arange(H) + (S - 1) / 2, across, room)
+    down = [f"layer {i}" for i in range(L)]
+    _canvas.name_ticks(ax.yaxis, (T + gap) * np.arange(L) + (T - 1) / 2, down, 1.25 * letters)
+    ax.tick_params(length=0, labelsize=letters)
     ax.spines[:].set_visible(False)
     figure.colorbar(picture, ax=ax, label="weight", shrink=0.8, aspect=30)
     return _canvas.titled(figure, ax, title)
@@ -143,7 +177,9 @@ def arcs(
       title: what is to be seen.
 
     Returns:
-      The figure drawn on. With no weight of `least` or more, names alone.
+      The figure drawn on. With no weight of `least` or more, names alone. Above 400 arcs their widths and shades
+      follow the weight in steps of 1/32; where names have no room, every second, third, … is
+      written, and no numbers.
 
     Raises:
       ValueError: `weights` has not two axes, is not finite, or has not one name to each row and column.
@@ -162,21 +198,38 @@ def arcs(
     rows = _picture_inputs.names("arcs", "rows", rows, "T", len(x))
     columns = _picture_inputs.names("arcs", "columns", columns, "S", x.shape[1])
     n = max(len(x), x.shape[1], 1)
-    figure, ax = _canvas.axes(ax, (5.6, 0.9 + 0.3 * n))
+    given = ax is not None
+    figure, ax = _canvas.axes(ax, (5.6, min(0.9 + 0.3 * n, _LARGEST)))
+    (across, down), usual = _canvas.extent(ax), matplotlib.rcParams["font.size"]
+    letters = max(_canvas.LEAST, min(_canvas.points(9), down / n / 1.2))
+    every = math.ceil(1.2 * letters * n / down)
+    beside = max(_canvas.longest(rows, letters), _canvas.longest(columns, letters)) / across if given else 0.0
+    beside = max(0.45, beside / max(1 - 2 * beside, 0.2) + 0.04)  # of the width between the names
     for side, names, align in ((0.0, rows, "right"), (1.0, columns, "left")):
-        for i, name in enumerate(names):
-            ax.text(side + (0.02 if side else -0.02), i, name, ha=align, va="center", fontsize=9)
+        for i, name in list(enumerate(names))[::every]:
+            ax.text(side + (0.02 if side else -0.02), i, name, ha=align, va="center", fontsize=letters)
     shades = matplotlib.colormaps["viridis_r"]
-    for t, s in sorted(np.ndindex(*x.shape), key=lambda pair: float(x[pair])):  # the heaviest on top
-        if x[t, s] >= least:
-            w = float(x[t, s])
-            curve = Path([(0, t), (0.5, t), (0.5, s), (1, s)], [Path.MOVETO, *[Path.CURVE4] * 3])
-            shade = shades(0.15 + 0.85 * min(w, 1.0))
-            ax.add_patch(PathPatch(curve, fill=False, lw=0.6 + 5 * w, ec=shade, capstyle="butt"))
+    thick = min(1.0, 0.5 * down / n / 5)  # no thicker than half of a line of names
+    drawn = [pair for pair in sorted(np.ndindex(*x.shape), key=lambda pair: float(x[pair])) if x[pair] >= least]
+    if len(drawn) > _ARCS:  # arcs of about one weight are one path: a tenth of the bytes
+        steps = [round(_STEPS * float(x[pair])) / _STEPS for pair in drawn]
+        groups = [(w, [p for p, near in zip(drawn, steps, strict=True) if near == w]) for w in sorted(set(steps))]
+    else:
+        groups = [(float(x[pair]), [pair]) for pair in drawn]
+    for w, pairs in groups:  # the heaviest on top
+        curve = Path(
+            [corner for t, s in pairs for corner in ((0, t), (0.5, t), (0.5, s), (1, s))],
+            [Path.MOVETO, *[Path.CURVE4] * 3] * len(pairs),
+        )
+        shade = shades(0.15 + 0.85 * min(w, 1.0))
+        ax.add_patch(PathPatch(curve, fill=False, lw=thick * (0.6 + 5 * w), ec=shade, capstyle="butt"))
+    at = max(0.1, (0.5 * _canvas.width("0.00", letters) + 4) * (1 + 2 * beside) / across)
     for t, row in enumerate(x):
-        if row.size and row.max() >= least:
-            _canvas.write(ax, f"{row.max():.2f}", (0.1, t + (row.argmax() - t) * 0.04), -3, "black")
-    ax.set_xlim(-0.45, 1.45)
+        if every == 1 and row.size and row.max() >= least:
+            _canvas.write(
+                ax, f"{row.max():.2f}", (at, t + (row.argmax() - t) * 0.04), -3, "black", 10 * letters / usual
+            )
+    ax.set_xlim(-beside, 1 + beside)
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_axis_off()
     return _canvas.titled(figure, ax, title)
@@ -219,17 +272,18 @@ def blocks(
     """
     x = _picture_inputs.numbers("blocks", "mass", mass, (None, None), "[n, m]", finite=False)
     T, S = _errors.count("blocks", "T", T, least=1), _errors.count("blocks", "S", S, least=1)
+    given = ax is not None
     figure, ax = _canvas.axes(ax, (6.4, 5.4))
     high, wide = (-(-tokens // max(n, 1)) for tokens, n in ((T, x.shape[0]), (S, x.shape[1])))
     box = (0.0, float(wide * x.shape[1]), float(high * x.shape[0]), 0.0)
     top = float(np.nanmax(x, initial=0)) or 1.0
-    picture = ax.imshow(x, cmap="viridis", norm=PowerNorm(0.5, 0, top), extent=box, interpolation="nearest")
+    picture = ax.imshow(x, cmap=_VIRIDIS, norm=PowerNorm(0.5, 0, top), extent=box, interpolation="none")
     figure.colorbar(picture, ax=ax, label="mass of a block", shrink=0.8)
     if states is not None:
         v = _picture_inputs.numbers("blocks", "states", states, x.shape, "[n, m]")
         if not np.isin(v, (EMPTY, PARTIAL, FULL)).all():
             _errors.fail(ValueError, "blocks", "states must be 0, 1 or 2", "0 none, 1 some, 2 all.", states=v)
-        ax.imshow(np.where(v == EMPTY, 1.0, np.nan), cmap=ListedColormap(["0.9"]), extent=box, interpolation="nearest")
+        ax.imshow(np.where(v == EMPTY, 1.0, np.nan), cmap=ListedColormap(["0.9"]), extent=box, interpolation="none")
         for i, line in enumerate(v == EMPTY):  # hatched, so that it needs no colour
             ends = np.flatnonzero(np.diff([False, *line, False]))
             for start, stop in zip(ends[::2], ends[1::2], strict=True):
@@ -240,7 +294,10 @@ def blocks(
         for state, words, hatch in ((FULL, "full", None), (PARTIAL, "partial", None), (EMPTY, "empty", "xx")):
             label = f"{words}: {(v == state).sum()} of {v.size}"
             ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, ec="0.45", hatch=hatch, label=label))
-        ax.legend(loc="upper right", fontsize="small")
+        if given and _canvas.is_narrow(ax):
+            _canvas.legend_below(ax, [f"partial: {v.size} of {v.size}"] * 3)
+        else:
+            ax.legend(loc="upper right", fontsize=_canvas.points(8.33))
     ax.set(xlim=(0, S), ylim=(T, 0), xlabel="keys", ylabel="queries")
     return _canvas.titled(figure, ax, title)
 
@@ -297,14 +354,17 @@ def tiles(
         _errors.fail(
             ValueError, "tiles", "the tiles must cover values", remedy, values=x, block_states=v, shape=str(shape)
         )
+    given = ax is not None
     figure, ax = _canvas.axes(ax, (6.4, 5.0))
     if x is not None:
         low, top = (float(f(np.where(np.isfinite(x), x, 0))) for f in (np.min, np.max))
         far = max(-low, top, 1e-9)
         plain = np.isin(x, (0, 1)).all()
-        colours: Any = ListedColormap(["white", "#9db8cf"]) if plain else "PuOr"
+        colours: Any = ListedColormap(["white", "#9db8cf"]) if plain else _PUOR
         box = (0.0, float(S), float(T), 0.0)
-        picture = ax.imshow(x, cmap=colours, vmin=0 if plain else -far, vmax=1 if plain else far, extent=box)
+        picture = ax.imshow(
+            x, cmap=colours, vmin=0 if plain else -far, vmax=1 if plain else far, extent=box, interpolation="none"
+        )
         if not plain:
             figure.colorbar(picture, ax=ax, label="what the score adds", shrink=0.8)
     looks = {
@@ -330,11 +390,14 @@ def tiles(
     ax.set_xlabel("key")
     ax.set_ylabel("query")
     ax.set_aspect("auto")
+    if given and _canvas.is_narrow(ax):
+        _canvas.legend_below(ax, [f"partial: {v.size} of {v.size}"] * 3)
+        return _canvas.titled(figure, ax, title)
     figure_legend = ax.legend(
         loc="upper center",
         bbox_to_anchor=(0.5, -0.12),
         ncols=3,
-        fontsize=8,
+        fontsize=_canvas.points(8),
         frameon=False,
         columnspacing=1.1,
         handlelength=1.4,
