@@ -5,10 +5,11 @@
 
 One head of 64, float32. First each derivative is compared with the definition in float64. Then each is compiled,
 not run, at growing T: the temporary memory that XLA reserves, and the exponent p of T^p fitted to it, beside that of
-the dense definition. Then the two longest calls run, each in a process of its own: the peak of resident memory
-beyond what the process held before and beyond the inputs (so that outputs and the compiler's own memory count), and
-the time. Their results are then compared with chosen rows of the definition in float64 and, where all of dk and dv
-is too much for that, with what must hold of them: Σ_s dv_s = Σ_t dout_t and Σ_s ⟨k_s, dk_s⟩ = Σ_t ⟨q_t, dq_t⟩.
+the dense definition; likewise `statistics` and `top_keys`. Then the two longest calls run, each in a process of its
+own: the peak of resident memory beyond what the process held before and beyond the inputs (so that outputs and the
+compiler's own memory count), and the time. Their results are then compared with chosen rows of the definition in
+float64 and, where all of dk and dv is too much for that, with what must hold of them: Σ_s dv_s = Σ_t dout_t and
+Σ_s ⟨k_s, dk_s⟩ = Σ_t ⟨q_t, dq_t⟩.
 """
 
 import argparse
@@ -34,7 +35,10 @@ from jattn import masks, reference
 D, WINDOW = 64, 1024
 WINDOWS = {"full": (math.inf, math.inf), "causal": (math.inf, 0), "window": (WINDOW - 1, 0)}
 MASKS = {"full": None, "causal": masks.causal(), "window": masks.window(*WINDOWS["window"])}
-NAMES = {False: tuple(derivatives(len)), True: ("forward", "gradient")}
+MEASURED = ("statistics", "gradient of statistics", "top_keys", "gradient of top_keys")
+NAMES = {False: (*derivatives(len), *MEASURED), True: ("forward", "gradient", "gradient of statistics")}
+KEYS = 8
+"""How many `top_keys` finds."""
 GROWING = {False: (4096, 8192, 16384, 32768, 65536), True: (1024, 2048)}
 LONGEST = {False: (("gradient", "full", 65_536), ("forward", "window", 1_048_576)),
            True: (("gradient", "full", 4_099), ("forward", "window", 16_411))}  # fmt: skip
@@ -56,14 +60,46 @@ def dense(mask: str) -> Any:
     return f
 
 
+def calls(mask: str, *, ours: bool) -> dict[str, Any]:
+    """Each call to measure, by its name: a function of x = (q, k, v), a cotangent w of out, and x_dot."""
+
+    def numbers(what: str, q: jax.Array, k: jax.Array) -> jax.Array:
+        """[T, 5] or [T, KEYS], what is said of each query; 0 for keys that are not there."""
+        allowed = None if MASKS[mask] is None or ours else masks.to_dense(MASKS[mask], q.shape[0], k.shape[0])
+        if what == "statistics":
+            f = partial(jattn.statistics, mask=MASKS[mask]) if ours else partial(reference.statistics, mask=allowed)
+            return jnp.stack(f(q, k)[:5], 1)
+        if ours:
+            found = jattn.top_keys(q, k, KEYS, mask=MASKS[mask])[1]
+        else:
+            logits = q @ k.T / math.sqrt(D)
+            found = jax.lax.top_k(logits if allowed is None else jnp.where(allowed, logits, -jnp.inf), KEYS)[0]
+        return jnp.where(found == -jnp.inf, 0, found)
+
+    def measured(what: str) -> Any:
+        return lambda x, w, x_dot: numbers(what, *x[:2])
+
+    def gradient(what: str) -> Any:
+        def total(q: jax.Array, k: jax.Array, w: jax.Array) -> jax.Array:
+            x = numbers(what, q, k)
+            return jnp.sum(x * w[:, : x.shape[1]])
+
+        return lambda x, w, x_dot: jax.grad(total, (0, 1))(*x[:2], w)
+
+    found = derivatives(attend(mask) if ours else dense(mask))
+    for what in ("statistics", "top_keys"):
+        found |= {what: measured(what), f"gradient of {what}": gradient(what)}
+    return found
+
+
 def equality(mask: str, names: Iterable[str], T: int = 1031) -> None:
     """Compares with the truth; raises where one is too far from it."""
     x, w, *dots = (np.random.default_rng(T + n).standard_normal((3, T, D), np.float32) for n in range(3))
     args = tuple(x), w[0], tuple(dots[0])
     for name in names:
-        got = jax.tree.leaves(jax.jit(derivatives(attend(mask))[name])(*args))
+        got = jax.tree.leaves(jax.jit(calls(mask, ours=True)[name])(*args))
         with jax.enable_x64(True):
-            want = jax.tree.leaves(jax.jit(derivatives(dense(mask))[name])(*jax.tree.map(np.float64, args)))
+            want = jax.tree.leaves(jax.jit(calls(mask, ours=False)[name])(*jax.tree.map(np.float64, args)))
         if not (off := distance(got, want)) <= TOLERANCE:
             raise Differs(f"{name}, {mask}: jattn differs by {off:.1e} of the float64 reference at T = {T}.")
 
@@ -83,8 +119,8 @@ def growth(mask: str, names: Iterable[str], lengths: tuple[int, ...]) -> list[di
     rows = []
     for name in names:
         say(f"compiling {name}, {mask}")
-        sizes = [reserved(derivatives(attend(mask))[name], T) for T in lengths]
-        dense_sizes = [reserved(derivatives(dense(mask))[name], T) for T in lengths[:2]]
+        sizes = [reserved(calls(mask, ours=True)[name], T) for T in lengths]
+        dense_sizes = [reserved(calls(mask, ours=False)[name], T) for T in lengths[:2]]
         row = {"call": name, "mask": mask, "lengths": lengths, "bytes": sizes, "exponent": exponent(lengths, sizes)}
         rows.append(row | {"dense_bytes": dense_sizes, "dense_exponent": exponent(lengths[:2], dense_sizes)})
     return rows

@@ -121,7 +121,7 @@ def test_how_much_memory_writes_its_tables(tmp_path):
     numbers, page = written(tmp_path, MEMORY)
     assert page.strip() == out.strip()
     first, second = tables(page)
-    assert len(first) == 2 + len(numbers["growth"]) == 4
+    assert len(first) == 2 + len(numbers["growth"]) == 5
     assert all(row["dense_exponent"] > 1.5 > row["exponent"] for row in numbers["growth"])
     assert len(second) == 2 + len(numbers["longest"]) == 4
     assert [row[-1].split()[-1] for row in second[2:]] == ["equal", "equal"]
