@@ -97,6 +97,11 @@ def on_files(files, config):
     return files
 
 
+def on_page_markdown(markdown, page, config, files):
+    """Pages link to files of the repository as they lie there, which on the site are beside them."""
+    return markdown if "/" in page.file.src_uri else markdown.replace("](../", "](")
+
+
 def on_page_content(content, page, config, files):
     """Formulas as MathML, which browsers draw by themselves, and the outputs of cells."""
 

@@ -51,6 +51,29 @@ def test_the_names_are_those_of_the_package():
     assert check.public("masks") == [f"jattn.masks.{name}" for name in jattn.masks.__all__]
 
 
+PAGES = [file for pattern in ("*.md", "docs/**/*.md", "demos/*.md") for file in sorted(ROOT.glob(pattern))]
+ONLY_ON_THE_SITE = re.compile(r"messages\.md|live/\w+\.html|(notebooks/)?\w+\.md|(notebooks/)?\w+\.ipynb")
+
+
+def lost_links(text, folder):
+    """Links of a page to files that are neither in the repository nor made for the site."""
+    for link in re.findall(r"\]\(([^)#\s]+)", re.sub(r"`[^`]*`", "", text)):
+        notebook = folder / re.sub(r"\.(md|ipynb)$", ".py", link)
+        made = ONLY_ON_THE_SITE.fullmatch(link) and (notebook.exists() or link.startswith(("messages", "live/")))
+        if not link.startswith("http") and not (folder / link).exists() and not made:
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_links_to_what_is_there(page):
+    assert list(lost_links(page.read_text(encoding="utf-8"), page.parent)) == []
+
+
+def test_a_lost_link_is_seen():
+    text = "[a](attention.md), [b](gone.md), [c](notebooks/bank_walk.md), [d](notebooks/gone.md), [e](../nowhere/x.md)"
+    assert list(lost_links(text, ROOT / "docs")) == ["gone.md", "notebooks/gone.md", "../nowhere/x.md"]
+
+
 def test_a_message_is_a_line_of_its_function_once():
     rows = [
         (None, ValueError, "attention: q must be [T, D], got q [3]. Map a batch | with jax.vmap."),
