@@ -373,6 +373,11 @@ def test_a_page_is_written_whole_and_is_the_same_twice(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "a") == ["run.html"]
 
 
+def test_half_a_surrogate_pair_in_a_title_is_no_error(tmp_path):
+    file = page.write(tmp_path / "page.html", "bank \ud800", page.weights(np.ones((1, 1)), ["a"], ["b"]))
+    assert "<title>bank ?</title>" in file.read_text("utf-8")
+
+
 def test_what_the_page_is_made_of_is_shipped():
     from jattn.page import _document
 

@@ -44,7 +44,7 @@ def document(title: str, note: str, parts: Sequence[Part], heading: str | None =
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    filled = {"title": html.escape(title), "policy": policy, "style": style, "script": script}
+    filled = {"title": _escaped(title), "policy": policy, "style": style, "script": script}
     shown = {"title": title if heading is None else heading, "note": note}
     flat, story = laid_out(parts)
     filled["data"] = _json(shown | {"parts": [{"kind": p.kind, **p.data} for p in flat], "story": story})
@@ -73,11 +73,16 @@ def laid_out(parts: Sequence[Part]) -> tuple[list[Part], dict[str, Any] | None]:
 
 def _listed(story: Mapping[str, Any]) -> str:
     """A story as a list, for a page whose script may not run."""
-    told = f"<h2>{html.escape(story['title'])}</h2><ol>"
+    told = f"<h2>{_escaped(story['title'])}</h2><ol>"
     for step in story["steps"]:
         tried = f" Try: {step['try']}" if step["try"] else ""
-        told += f"<li><strong>{html.escape(step['title'])}.</strong> {html.escape(step['text'] + tried)}</li>"
-    return (told + "</ol>").encode(errors="replace").decode()  # half a surrogate pair is no character of a file
+        told += f"<li><strong>{_escaped(step['title'])}.</strong> {_escaped(step['text'] + tried)}</li>"
+    return told + "</ol>"
+
+
+def _escaped(text: str) -> str:
+    """A text as HTML; half a surrogate pair is no character of a file."""
+    return html.escape(text).encode(errors="replace").decode()
 
 
 def frame(page: str, name: str) -> str:
