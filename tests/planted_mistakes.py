@@ -534,6 +534,9 @@ plant("a story that shows another frame", "jattn/page/_document.py", '{**step, "
       '{**step, "part": at[step["part"]], "frame": 0}', STORY)
 plant("blocks joined as if each held as many queries", "jattn/page/blocks.js", "x + w * size", "x + w",
       "page_blocks.py::test_the_picture_is_that_of_the_blocks_at_the_detail_that_fits")
+plant("another pair of tokens than was chosen", "jattn/page/panels.js",
+      "(i * T + only) * S + to", "(i * T + to) * S + only",
+      "head_table.py::test_of_a_pair_the_heads_are_listed_that_attend_it_most")
 plant("a frame beyond a run in a story", "jattn/page/_story.py", "if at >= n:", "if at > n:",
       "story.py::test_refusals")
 plant("a story that tells of another step", "demos/_bank_story.py", "t = int(cos.argmin())",

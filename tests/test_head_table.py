@@ -9,11 +9,12 @@ L, H = 3, 5
 RNG = np.random.default_rng(0)
 SCORES = {"entropy": RNG.random((L, H)), "gradient": RNG.normal(size=(L, H)), "knock-out": RNG.normal(size=(L, H))}
 SCORES["entropy"][1, 2] = np.nan
+WEIGHTS = RNG.random((L, H, 2, 3))
 
 
 @pytest.fixture(scope="module")
 def view(chromium, tmp_path_factory):
-    weights = page.heads(RNG.random((L, H, 2, 2)), ["a", "b"], ["a", "b"])
+    weights = page.heads(WEIGHTS, ["a", "b"], ["x", "y", "z"])  # of queries in one text and keys in another
     table = page.head_table(SCORES, across=("gradient", "knock-out"))
     file = page.write(tmp_path_factory.mktemp("heads") / "heads.html", "Heads", table, weights)
     made = chromium.new_page(viewport={"width": 1100, "height": 800})
@@ -87,6 +88,21 @@ def test_the_scatter_has_the_columns_that_are_chosen_and_the_line_of_what_is_equ
     view.get_by_role("combobox", name="across").select_option("0")
     assert view.locator(".scatter .equal").count() == 0, "two units are on no line"
     assert view.locator(".scatter circle").count() == L * H - 1, "what is not a number has no place"
+    assert view.seen == []
+
+
+def test_of_a_pair_the_heads_are_listed_that_attend_it_most(view):
+    view.locator("#arcs-of").select_option("1")
+    view.locator("#arcs-to").select_option("2")
+    pair = WEIGHTS[:, :, 1, 2].ravel()
+    listed = view.locator("table", has_text="layer.head").locator("tbody tr")
+    order = np.argsort(-pair)
+    assert listed.locator("th").all_text_contents() == [f"{i // H}.{i % H}" for i in order[:8]]
+    np.testing.assert_allclose([float(x) for x in listed.locator("td").all_text_contents()], pair[order[:8]], atol=6e-4)
+    faint = view.locator(".overview .faint").evaluate_all("all => all.map(b => b.dataset.head)")
+    assert sorted(faint) == [f"{i // H},{i % H}" for i in range(L * H) if pair[i] < pair.max() / 2]
+    view.locator("#arcs-to").select_option("")
+    assert view.locator(".overview .faint").count() == 0
     assert view.seen == []
 
 

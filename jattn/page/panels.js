@@ -88,8 +88,9 @@ function headsPanels(part) {
   }
   all.body.append(grid, legend(VIRIDIS, "weight 0", "1"));
   const chosen = el("select", { id: "arcs-of", onchange: () => draw() }, el("option", { value: "", text: "all" }), ...part.rows.map((name, t) => el("option", { value: t, text: `${t + 1} ${name}` })));
+  const key = el("select", { id: "arcs-to", onchange: () => draw() }, el("option", { value: "", text: "all" }), ...part.columns.map((name, s) => el("option", { value: s, text: `${s + 1} ${name}` })));
   const drawing = svg("svg", { role: "img" }), numbersBelow = el("div");
-  one.body.append(el("div", { class: "row" }, el("label", {}, "Query", chosen)), drawing, numbersBelow);
+  one.body.append(el("div", { class: "row" }, el("label", {}, "Query", chosen), el("label", {}, "Key", key)), drawing, numbersBelow);
   let at = [0, 0];
 
   function pick(l, h) {
@@ -98,20 +99,26 @@ function headsPanels(part) {
     draw();
   }
   function draw() {
-    const weights = of(...at), only = chosen.value === "" ? null : Number(chosen.value);
+    const weights = of(...at), only = chosen.value === "" ? null : Number(chosen.value), to = key.value === "" ? null : Number(key.value);
     one.heading.textContent = `The arcs of layer ${at[0]}, head ${at[1]}`;
     const W = Math.max(one.body.clientWidth, 220), line = 21, n = Math.max(T, S), H2 = n * line + 8, side = Math.min(120, W * 0.3);
     drawing.setAttribute("viewBox", `0 0 ${W} ${H2}`);
     drawing.setAttribute("height", H2);
     drawing.setAttribute("aria-label", `Arcs from queries, on the left, to keys, on the right; the strongest is ${strongest(weights)}`);
     const y = (i) => i * line + line / 2 + 4, short = (name) => isolated(name.length > 14 ? name.slice(0, 13) + "…" : name);
-    const pairs = weights.flatMap((row, t) => row.map((w, s) => ({ t, s, w }))).filter(({ t, w }) => w >= 0.02 && (only === null || t === only)).sort((a, b) => a.w - b.w);
+    const pairs = weights.flatMap((row, t) => row.map((w, s) => ({ t, s, w }))).filter(({ t, s, w }) => w >= 0.02 && (only === null || t === only) && (to === null || s === to)).sort((a, b) => a.w - b.w);
     drawing.replaceChildren(
       ...pairs.slice(-600).map(({ t, s, w }) => svg("path", { d: `M${side} ${y(t)}C${W / 2} ${y(t)} ${W / 2} ${y(s)} ${W - side} ${y(s)}`, fill: "none", stroke: hue(t), "stroke-width": (0.4 + 6 * w).toFixed(2), "stroke-opacity": (0.18 + 0.72 * w).toFixed(2) })),
       ...part.rows.map((name, t) => svg("text", { x: side - 7, y: y(t) + 4, "text-anchor": "end", "font-weight": t === only ? 700 : 400, text: short(name) })),
-      ...part.columns.map((name, s) => svg("text", { x: W - side + 7, y: y(s) + 4, text: short(name) })));
+      ...part.columns.map((name, s) => svg("text", { x: W - side + 7, y: y(s) + 4, "font-weight": s === to ? 700 : 400, text: short(name) })));
+    const ranked = only === null || to === null ? [] : Array.from({ length: L * H }, (_, i) => ({ i, w: numbers[(i * T + only) * S + to] })).sort((a, b) => b.w - a.w);
+    for (const b of grid.querySelectorAll("button")) b.classList.remove("faint");
+    for (const { i } of ranked.filter(({ w }) => w < ranked[0].w / 2)) grid.querySelector(`[data-head="${Math.floor(i / H)},${i % H}"]`).classList.add("faint");
     const top = pairs.slice(-8).reverse();
-    numbersBelow.replaceChildren(table(["strongest pairs", "key", "weight"], top.map(({ t, s, w }) => [token(part.rows[t]), el("span", {}, token(part.columns[s])), digits(w)])));
+    numbersBelow.replaceChildren(...(ranked.length
+      ? [el("p", { text: "The heads that attend this pair most; those with less than half of the first are faint in the pictures." }),
+         table(["layer.head", "weight"], ranked.slice(0, 8).map(({ i, w }) => [`${Math.floor(i / H)}.${i % H}`, digits(w)]))]
+      : [table(["strongest pairs", "key", "weight"], top.map(({ t, s, w }) => [token(part.rows[t]), el("span", {}, token(part.columns[s])), digits(w)]))]));
   }
   all.after = () => pick(...at);
   one.resize = draw;
