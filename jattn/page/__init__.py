@@ -91,7 +91,7 @@ def weights(
 def heads(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Part:
     """Every head of every layer at a glance, and the arcs, token to token, of the one that is chosen.
 
-    Choose a query and a key, and the heads are listed that attend this pair most. The keys may be those of another text.
+    Choose a query and a key, and the heads that attend this pair most are listed. The keys may be of another text.
 
     Args:
       weights: [L, H, T, S], [H, T, S] or [T, S]; kept in float32.
