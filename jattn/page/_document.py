@@ -8,13 +8,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-_SCRIPTS = (
-    "core.js", "drawing.js", "plane.js", "panels.js", "heads.js", "blocks.js", "saving.js", "story.js", "main.js",
-)  # fmt: skip
+_SCRIPTS = MappingProxyType({
+    "core.js": None, "drawing.js": None, "plane.js": None, "panels.js": None, "heads.js": "head_table",
+    "blocks.js": "blocks", "saving.js": None, "story.js": "story", "main.js": None,
+})  # fmt: skip
+"""In their order; the kind of part without which a page does not need it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,9 @@ def document(title: str, note: str, parts: Sequence[Part], heading: str | None =
     """
     folder = resources.files("jattn.page")
     style = (folder / "page.css").read_text(encoding="utf-8")
-    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    flat, story = laid_out(parts)
+    kinds = {None, *(part.kind for part in (*parts, *flat))}
+    script = "\n".join((folder / name).read_text(encoding="utf-8") for name, kind in _SCRIPTS.items() if kind in kinds)
     script = f'(() => {{\n"use strict";\n{script}\n}})();\n'
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -46,7 +51,6 @@ def document(title: str, note: str, parts: Sequence[Part], heading: str | None =
     )
     filled = {"title": _escaped(title), "policy": policy, "style": style, "script": script}
     shown = {"title": title if heading is None else heading, "note": note}
-    flat, story = laid_out(parts)
     filled["data"] = _json(shown | {"parts": [{"kind": p.kind, **p.data} for p in flat], "story": story})
     filled["told"] = "" if story is None else _listed(story)
     template = (folder / "template.html").read_text(encoding="utf-8")

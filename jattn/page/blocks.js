@@ -107,3 +107,5 @@ function blocksPanels(part) {
   all.resize = () => { draw(); if (one) row(); };
   return { made: [all, one].filter(Boolean), show: (to) => { zoom(0); pick(to.row, 0); return { blocks: all.node, ...(one && { row: one.node }) }; } };
 }
+
+PANELS.blocks = blocksPanels;

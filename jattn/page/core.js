@@ -1,4 +1,5 @@
 // Words, numbers and colours. Everything below is a function of its arguments.
+const PANELS = {}; // kind of part → what makes its panels; the file that has it adds it, if the page needs it
 
 const el = (tag, more = {}, ...inside) => fill(document.createElement(tag), more, inside);
 const svg = (tag, more = {}, ...inside) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), more, inside);

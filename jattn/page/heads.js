@@ -94,3 +94,5 @@ function headTablePanels(part) {
   both.resize = draw;
   return { made: [list, both, small], show: ({ head: [l, h] }) => { pick(l * H + h); return { table: list.node, scatter: both.node, pictures: small.node }; } };
 }
+
+PANELS.head_table = headTablePanels;

@@ -39,7 +39,7 @@ if (runs.length) {
 }
 for (const part of given.parts) {
   if (part.kind === "run") continue;
-  const { made, show } = { weights: attentionPanels, heads: headsPanels, head_table: headTablePanels, blocks: blocksPanels }[part.kind](part);
+  const { made, show } = PANELS[part.kind](part);
   main.append(...made.map((p) => p.node));
   for (const p of made) { p.after?.(); if (p.resize) resizes.push(p.resize); }
   shows.set(part, show);

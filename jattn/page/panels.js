@@ -181,3 +181,6 @@ function runPanels(state, { go, settle }) {
   }
   return { parts: [place, row, time, kept], show, look, resize: (log, f) => { map.resize(); for (const c of charts) { c.draw(log); c.move(f); } }, settle: () => refresh(state.run, state.frame) };
 }
+
+PANELS.weights = attentionPanels;
+PANELS.heads = headsPanels;
