@@ -148,7 +148,7 @@ def is_narrow(ax: Axes) -> bool:
 class _Some(FixedLocator):
     """As many of some places as have room for their names when the figure is drawn: every one, every second, …"""
 
-    def __init__(self, places: Sequence[float] | np.ndarray, need: float) -> None:
+    def __init__(self, places: Sequence[float], need: float) -> None:
         super().__init__(places)
         self.places, self.need = np.asarray(places, float), need
 
@@ -165,7 +165,7 @@ class _Some(FixedLocator):
 def name_ticks(axis: Axis, places: Sequence[float] | np.ndarray, names: Sequence[str], need: float) -> None:
     """Names at places, as many as fit if each needs so many points along the axis."""
     told = dict(zip(map(float, places), names, strict=True))
-    axis.set_major_locator(_Some(places, need))
+    axis.set_major_locator(_Some(list(told), need))
     axis.set_major_formatter(FuncFormatter(lambda x, _: told.get(float(x), "")))
 
 
