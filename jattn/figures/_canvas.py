@@ -142,7 +142,7 @@ def extent(ax: Axes) -> tuple[float, float]:
 
 def is_narrow(ax: Axes) -> bool:
     """Whether axes are as narrow as a column of a paper."""
-    return extent(ax)[0] < 4.0 * 72
+    return bool(extent(ax)[0] < 4.0 * 72)
 
 
 class _Some(FixedLocator):
