@@ -12,21 +12,28 @@ Indices: `t` runs over queries, `s` over keys. Tangents end in `_dot` (`q_dot`),
 with `d` (`dq`, `dout`). A partial attention is always the pair `(out, lse)`, in this order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
+import numpy.typing as npt
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 if TYPE_CHECKING:  # chex has no py.typed: of its names, checkers would know nothing
     Numeric: TypeAlias = jax.Array | np.ndarray[Any, Any] | np.generic | float
     PRNGKey: TypeAlias = jax.Array
+    ArrayTree: TypeAlias = Any  # checkers know no pytrees
+    FloatOfPairs: TypeAlias = ArrayLike
+    BoolOfPairs: TypeAlias = ArrayLike
 else:
     from chex import Numeric, PRNGKey
+    from jaxtyping import PyTree as ArrayTree
 
-ArrayTree: TypeAlias = Any
-"""A pytree of arrays, for which JAX has no type."""
+    # What broadcasts to [T, S]: to checkers one and the same array.
+    FloatOfPairs = Float[ArrayLike, ""] | Float[ArrayLike, "#S"] | Float[ArrayLike, "#T #S"]
+    BoolOfPairs = Bool[ArrayLike, ""] | Bool[ArrayLike, "#S"] | Bool[ArrayLike, "#T #S"]
 
 Queries: TypeAlias = Float[Array, "T D"]
 Keys: TypeAlias = Float[Array, "S D"]
@@ -39,6 +46,11 @@ QPositions: TypeAlias = Int[Array, " T"]
 KPositions: TypeAlias = Int[Array, " S"]
 Partial: TypeAlias = tuple[Float[Array, "*B Dv"], Float[Array, "*B"]]
 
+NumPyArrayLike: TypeAlias = npt.ArrayLike
+"""Whatever NumPy reads as an array: one of NumPy, JAX or PyTorch, a number, or nested sequences of these."""
+AxisName: TypeAlias = Hashable
+"""Of a mesh axis, or a tuple of them, as jax.lax.psum takes it."""
+
 ScoreModifier: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`score(score, q_position, k_position) -> score`, each a scalar: what a score becomes before the softmax."""
 
@@ -47,12 +59,17 @@ __all__ = [
     "Array",
     "ArrayLike",
     "ArrayTree",
+    "AxisName",
     "Bool",
+    "BoolOfPairs",
+    "DTypeLike",
     "Float",
+    "FloatOfPairs",
     "Int",
     "KPositions",
     "Keys",
     "Lse",
+    "NumPyArrayLike",
     "Numeric",
     "Out",
     "PRNGKey",

@@ -76,7 +76,7 @@ def dot_product_attention(
     dropout_rate: Numeric = 0.0,
     dropout_key: PRNGKey | None = None,
     tile: tuple[int, int] | None = None,
-) -> Any:
+) -> Float[Array, "*B T N Hv"] | tuple[Float[Array, "*B T N Hv"], Float[Array, "*B T N"]]:
     """Attention over a batch of heads, under the signature of jax.nn.dot_product_attention.
 
     `attention`, mapped with jax.vmap over batch and heads. Shapes are spelled in the letters of jax.nn:

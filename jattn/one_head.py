@@ -1,60 +1,75 @@
 """Attention of one head: `attention`, `explain`, `weights_of`. Arguments are validated here, and trusted below."""
 
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks, reference
-from jattn._types import Array, ArrayLike, Bool, Float, Int, Numeric, PRNGKey, ScoreModifier
+from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Int, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.engine.attend import attend
 from jattn.masks import Mask
 from jattn.reference import Steps
 
 
-class AttentionOptions(TypedDict, total=False):
-    """The options of `attention` but return_lse, for functions that hand them on."""
+class SharedOptions(TypedDict, total=False):
+    """The options of `attention` but return_lse and positions, for functions that hand them on."""
 
-    mask: Mask | Bool[ArrayLike, "T S"] | None
+    mask: Mask | BoolOfPairs | None
     score: ScoreModifier | None
-    bias: Float[ArrayLike, "T S"] | None
+    bias: FloatOfPairs | None
     sink: Numeric | None
     scale: Numeric | None
-    q_positions: Int[ArrayLike, " T"] | None
-    k_positions: Int[ArrayLike, " S"] | None
     dropout_rate: Numeric
     dropout_key: PRNGKey | None
     tile: tuple[int, int] | None
     implementation: Literal["loops", "kernel", "interpret"] | None
 
 
+class AttentionOptions(SharedOptions, total=False):
+    """The options of `attention` but return_lse."""
+
+    q_positions: Int[ArrayLike, " T"] | None
+    k_positions: Int[ArrayLike, " S"] | None
+
+
 @overload
 def attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[False] = ..., **options: Unpack[AttentionOptions]
+    q: Float[ArrayLike, "T D"],
+    k: Float[ArrayLike, "S D"],
+    v: Float[ArrayLike, "S Dv"],
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[AttentionOptions],
 ) -> Float[Array, "T Dv"]: ...
 @overload
 def attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+    q: Float[ArrayLike, "T D"],
+    k: Float[ArrayLike, "S D"],
+    v: Float[ArrayLike, "S Dv"],
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Float[Array, "T Dv"], Float[Array, " T"]]: ...
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Float[ArrayLike, "T D"],
+    k: Float[ArrayLike, "S D"],
+    v: Float[ArrayLike, "S Dv"],
     *,
-    mask: Any = None,
+    mask: Mask | BoolOfPairs | None = None,
     score: ScoreModifier | None = None,
-    bias: Any = None,
-    sink: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
+    bias: FloatOfPairs | None = None,
+    sink: Numeric | None = None,
+    scale: Numeric | None = None,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
     return_lse: bool = False,
-    dropout_rate: Any = 0.0,
-    dropout_key: Any = None,
+    dropout_rate: Numeric = 0.0,
+    dropout_key: PRNGKey | None = None,
     tile: tuple[int, int] | None = None,
-    implementation: str | None = None,
-) -> Any:
+    implementation: Literal["loops", "kernel", "interpret"] | None = None,
+) -> Float[Array, "T Dv"] | tuple[Float[Array, "T Dv"], Float[Array, " T"]]:
     """Attention of T queries over S keys: each output is a mean of the values, weighted by how well key matches query.
 
         out_t = Σ_s exp(l_ts − lse_t) v_s,    lse_t = log(Σ_s exp(l_ts) + exp(sink))
@@ -124,16 +139,16 @@ def attention(
 
 
 def explain(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Float[ArrayLike, "T D"],
+    k: Float[ArrayLike, "S D"],
+    v: Float[ArrayLike, "S Dv"],
     *,
-    mask: Any = None,
+    mask: Mask | BoolOfPairs | None = None,
     score: ScoreModifier | None = None,
-    bias: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
+    bias: FloatOfPairs | None = None,
+    scale: Numeric | None = None,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
 ) -> Steps:
     """Every intermediate of `attention`, in the order in which it is computed.
 
@@ -171,17 +186,17 @@ def explain(
 
 
 def weights_of(
-    q: Any,
-    k: Any,
-    lse: Any,
-    rows: Any = None,
+    q: Float[ArrayLike, "T D"],
+    k: Float[ArrayLike, "S D"],
+    lse: Float[ArrayLike, " T"],
+    rows: Int[ArrayLike, " R"] | None = None,
     *,
-    mask: Any = None,
+    mask: Mask | BoolOfPairs | None = None,
     score: ScoreModifier | None = None,
-    bias: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
+    bias: FloatOfPairs | None = None,
+    scale: Numeric | None = None,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
 ) -> Float[Array, "R S"]:
     """The attention weights of chosen queries, recomputed from their log-sum-exp.
 

@@ -6,29 +6,30 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, reference
-from jattn._types import Array, Float, Int, ScoreModifier
+from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Int, Numeric, ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.engine.attend import make_plan
 from jattn.engine.batching import batched_call
 from jattn.engine.forward import Forward
 from jattn.engine.per_query import BestKeys, Deviation, LogitsAt
 from jattn.engine.plan import Operands, Plan
+from jattn.masks import Mask
 from jattn.partials import merge
 from jattn.reference import Statistics
 
 
 def statistics(
-    q: Any,
-    k: Any,
+    q: Float[ArrayLike, "T D"],
+    k: Float[ArrayLike, "S D"],
     *,
-    mask: Any = None,
+    mask: Mask | BoolOfPairs | None = None,
     score: ScoreModifier | None = None,
-    bias: Any = None,
-    sink: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
-    groups: Any = None,
+    bias: FloatOfPairs | None = None,
+    sink: Numeric | None = None,
+    scale: Numeric | None = None,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
+    groups: Int[ArrayLike, " S"] | None = None,
     num_groups: int | None = None,
     tile: tuple[int, int] | None = None,
 ) -> Statistics:
@@ -127,16 +128,16 @@ def _deviation(plan: Plan, x: Operands, m: jax.Array, log_sum: jax.Array) -> jax
 
 
 def top_keys(
-    q: Any,
-    k: Any,
+    q: Float[ArrayLike, "T D"],
+    k: Float[ArrayLike, "S D"],
     n: int,
     *,
-    mask: Any = None,
+    mask: Mask | BoolOfPairs | None = None,
     score: ScoreModifier | None = None,
-    bias: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
+    bias: FloatOfPairs | None = None,
+    scale: Numeric | None = None,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
     tile: tuple[int, int] | None = None,
 ) -> tuple[Int[Array, "T n"], Float[Array, "T n"]]:
     """The n keys with the largest logits of each query, and these logits, found tile by tile.

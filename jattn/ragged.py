@@ -69,7 +69,7 @@ def ragged_attention(
     dropout_key: PRNGKey | None = None,
     tile: tuple[int, int] | None = None,
     implementation: Literal["loops", "kernel", "interpret"] | None = None,
-) -> Any:
+) -> Float[Array, "T H Dv"] | tuple[Float[Array, "T H Dv"], Float[Array, "T H"]]:
     """Attention within each of many sequences of any lengths, which lie one after another in q, k and v.
 
         out[starts[n] : starts[n + 1]] = attention(q[starts[n] : starts[n + 1]], k[…], v[…])     of each sequence n

@@ -56,7 +56,7 @@ def attention(
     lengths: Int[ArrayLike, " B"] | None = None,
     q_positions: Int[ArrayLike, "B T"] | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Float[Array, "B H T Dv"] | tuple[Float[Array, "B H T Dv"], Float[Array, "B H T"]]:
     """Attention of T queries in each row over the tokens that the row holds.
 
         out_t = Σ_s exp(l_ts − lse_t) v_s,    l_ts = score(scale · ⟨q_t, k_s⟩, t, s)     where s is held and mask_ts
@@ -138,7 +138,7 @@ def cascade(
     lengths: Int[ArrayLike, " B"] | None = None,
     q_positions: Int[ArrayLike, "B T"] | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Float[Array, "B H T Dv"] | tuple[Float[Array, "B H T Dv"], Float[Array, "B H T"]]:
     """Attention of B rows over one prefix that all have in common, and over what each has of its own.
 
         merge(attention of all B · T queries over the prefix, attention of each row over its own tokens)

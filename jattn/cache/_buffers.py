@@ -1,12 +1,11 @@
 """One buffer a row: until it is full, or around and around."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Bool, Int
+from jattn._types import Array, Bool, DTypeLike, Int
 from jattn._values import static, value
 from jattn.cache._store import Cache, empty
 
@@ -59,7 +58,7 @@ class Ring(_OnePage):
 
 
 def contiguous(
-    B: int, Hkv: int, S: int, D: int, Dv: int | None = None, *, dtype: Any = jnp.float32, start: int = 0
+    B: int, Hkv: int, S: int, D: int, Dv: int | None = None, *, dtype: DTypeLike = jnp.float32, start: int = 0
 ) -> Contiguous:
     """An empty cache of one buffer a row: S tokens fit, and then it is full.
 
@@ -110,7 +109,7 @@ def ring(
     *,
     window: int,
     chunk: int = 1,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     start: int = 0,
 ) -> Ring:
     """An empty cache that keeps what a sliding window still sees: the newest window + chunk − 1 tokens of each row.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Int
+from jattn._types import Array, ArrayLike, DTypeLike, Int
 from jattn._values import value
 from jattn.cache._buffers import _counters
 from jattn.cache._store import Cache, empty
@@ -63,7 +63,7 @@ def paged(
     *,
     pages: int,
     page: int = 64,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     start: int = 0,
 ) -> Paged:
     """An empty cache of pages that rows take from one pool as they grow, share (`share`) and give back (`free`).

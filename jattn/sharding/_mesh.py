@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -10,54 +10,57 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, ScoreModifier
+from jattn._types import Array, ArrayLike, Float, Numeric, ScoreModifier
 from jattn.arguments import options as arguments
+from jattn.masks import Mask
 from jattn.sharding._blocks import SchemeOptions, leaf_axes, of_shards
 from jattn.sharding._schemes import ring, tree, whole
 
 RowsOf = TypeVar("RowsOf", jax.Array, np.ndarray)
+Scheme: TypeAlias = Callable[..., jax.Array | tuple[jax.Array, jax.Array]]
+"""`ring`, or another function of its arguments."""
 
 
 @overload
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
     mesh: Mesh,
     spec: PartitionSpec,
-    scheme: Callable[..., Any] = ...,
+    scheme: Scheme = ...,
     return_lse: Literal[False] = ...,
     **options: Unpack[SchemeOptions],
 ) -> Float[Array, "*B T H Dv"]: ...
 @overload
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
     mesh: Mesh,
     spec: PartitionSpec,
-    scheme: Callable[..., Any] = ...,
+    scheme: Scheme = ...,
     return_lse: Literal[True],
     **options: Unpack[SchemeOptions],
 ) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
     mesh: Mesh,
     spec: PartitionSpec,
-    scheme: Callable[..., Any] = ring,
-    mask: Any = None,
+    scheme: Scheme = ring,
+    mask: Mask | None = None,
     score: ScoreModifier | None = None,
-    sink: Any = None,
-    scale: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
+    sink: ArrayLike | None = None,
+    scale: Numeric | None = None,
+    q_positions: ArrayLike | None = None,
+    k_positions: ArrayLike | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Float[Array, "*B T H Dv"] | tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]:
     """Attention over global arrays that a mesh holds in pieces: `scheme` inside a `jax.shard_map` over `spec`.
 
     Args:
@@ -119,9 +122,9 @@ def attention(
     known: dict[str, Any] = {}
     if dependents:
         _errors.both_positions(caller, T, S, q_positions, k_positions, dependents)
-        for name, x, n in (("q_positions", q_positions, T), ("k_positions", k_positions, S)):
-            x = np.arange(n, dtype=np.int32) if x is None else x
-            (known if isinstance(x, np.ndarray) else given)[name] = x
+        for name, stand, n in (("q_positions", q_positions, T), ("k_positions", k_positions, S)):
+            stand = np.arange(n, dtype=np.int32) if stand is None else stand
+            (known if isinstance(stand, np.ndarray) else given)[name] = stand
     scale = None if scale is None else arguments.scale_array(caller, scale)
     leaves, form = jax.tree.flatten(mask)
     q_rows = None if scheme is tree else rows

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
+from jattn._types import DTypeLike
 from jattn.masks import FULL, Mask
 from jattn.sharding._blocks import block_states, hop_distances, leaf_axes, of_shards
 from jattn.sharding._mesh import zigzag
@@ -91,7 +92,7 @@ def plan(
     heads: int,
     kv_heads: int,
     head_dim: int,
-    dtype: Any,
+    dtype: DTypeLike,
     devices: int,
     flops_per_second: float,
     bandwidth: float,

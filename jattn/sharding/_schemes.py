@@ -1,14 +1,13 @@
 """The schemes: ways for P devices, each with a piece of one sequence, to attend over all of it."""
 
 import dataclasses
-from collections.abc import Hashable
 from typing import Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float
+from jattn._types import Array, ArrayLike, AxisName, Float
 from jattn.arguments.heads import rows_before_heads
 from jattn.partials import merge_devices
 from jattn.sharding._blocks import SchemeOptions, devices, local_blocks
@@ -25,33 +24,33 @@ from jattn.sharding._exchange import (
 
 @overload
 def ring(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Hashable,
+    axis_name: AxisName,
     return_lse: Literal[False] = ...,
     **options: Unpack[SchemeOptions],
 ) -> Float[Array, "*B T H Dv"]: ...
 @overload
 def ring(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Hashable,
+    axis_name: AxisName,
     return_lse: Literal[True],
     **options: Unpack[SchemeOptions],
 ) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def ring(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Any,
+    axis_name: AxisName,
     return_lse: bool = False,
     **options: Unpack[SchemeOptions],
-) -> Any:
+) -> Float[Array, "*B T H Dv"] | tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]:
     """Attention over a sequence in P pieces: keys and values go round, each device adds a partial for its queries.
 
         (out, lse) = merge over the shards j of attention(q, k_j, v_j)
@@ -103,33 +102,33 @@ def ring(
 
 @overload
 def all_to_all(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Hashable,
+    axis_name: AxisName,
     return_lse: Literal[False] = ...,
     **options: Unpack[SchemeOptions],
 ) -> Float[Array, "*B T H Dv"]: ...
 @overload
 def all_to_all(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Hashable,
+    axis_name: AxisName,
     return_lse: Literal[True],
     **options: Unpack[SchemeOptions],
 ) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def all_to_all(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Any,
+    axis_name: AxisName,
     return_lse: bool = False,
     **options: Unpack[SchemeOptions],
-) -> Any:
+) -> Float[Array, "*B T H Dv"] | tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]:
     """Attention over a sequence in P pieces: heads are exchanged for rows, each device attends with H/P whole heads.
 
     Called inside `jax.shard_map`, on the local blocks.
@@ -166,33 +165,33 @@ def all_to_all(
 
 @overload
 def gather(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Hashable,
+    axis_name: AxisName,
     return_lse: Literal[False] = ...,
     **options: Unpack[SchemeOptions],
 ) -> Float[Array, "*B T H Dv"]: ...
 @overload
 def gather(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Hashable,
+    axis_name: AxisName,
     return_lse: Literal[True],
     **options: Unpack[SchemeOptions],
 ) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def gather(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Any,
+    axis_name: AxisName,
     return_lse: bool = False,
     **options: Unpack[SchemeOptions],
-) -> Any:
+) -> Float[Array, "*B T H Dv"] | tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]:
     """Attention over a sequence in P pieces: every device collects all keys and values for its queries.
 
     Called inside `jax.shard_map`, on the local blocks. One collective and any number of heads: the choice where K and V
@@ -230,33 +229,33 @@ def gather(
 
 @overload
 def tree(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Hashable,
+    axis_name: AxisName,
     return_lse: Literal[False] = ...,
     **options: Unpack[SchemeOptions],
 ) -> Float[Array, "*B T H Dv"]: ...
 @overload
 def tree(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Hashable,
+    axis_name: AxisName,
     return_lse: Literal[True],
     **options: Unpack[SchemeOptions],
 ) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def tree(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: Any,
+    axis_name: AxisName,
     return_lse: bool = False,
     **options: Unpack[SchemeOptions],
-) -> Any:
+) -> Float[Array, "*B T H Dv"] | tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]:
     """Attention of the same few queries on every device over keys in P pieces: one merge of partials. For decoding.
 
         m = max_j lse_j,    out = Σ_j exp(lse_j − m) out_j / Σ_j exp(lse_j − m)
@@ -305,33 +304,33 @@ def tree(
 
 @overload
 def ring_all_to_all(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: tuple[Hashable, Hashable],
+    axis_name: tuple[AxisName, AxisName],
     return_lse: Literal[False] = ...,
     **options: Unpack[SchemeOptions],
 ) -> Float[Array, "*B T H Dv"]: ...
 @overload
 def ring_all_to_all(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: tuple[Hashable, Hashable],
+    axis_name: tuple[AxisName, AxisName],
     return_lse: Literal[True],
     **options: Unpack[SchemeOptions],
 ) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
 def ring_all_to_all(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Float[ArrayLike, "*B T H D"],
+    k: Float[ArrayLike, "*B S Hkv D"],
+    v: Float[ArrayLike, "*B S Hkv Dv"],
     *,
-    axis_name: tuple[Any, Any],
+    axis_name: tuple[AxisName, AxisName],
     return_lse: bool = False,
     **options: Unpack[SchemeOptions],
-) -> Any:
+) -> Float[Array, "*B T H Dv"] | tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]:
     """Attention over a sequence in R × U pieces: heads are exchanged for rows among U devices, keys go round R.
 
     Called inside `jax.shard_map`, on the local blocks of a sequence that is sharded over both axes.

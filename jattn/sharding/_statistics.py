@@ -1,19 +1,20 @@
 """Statistics of keys that many devices hold in pieces, merged as partial attentions are."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._numerics import finite_or_zero
+from jattn._types import ArrayLike, AxisName, Float
 from jattn.arguments.options import sink_array
 from jattn.partials import merge_devices
 from jattn.reference import Statistics
 from jattn.sharding._blocks import devices
 
 
-def merge_statistics(found: Statistics, *, axis_name: Any, sink: Any = None) -> Statistics:
+def merge_statistics(
+    found: Statistics, *, axis_name: AxisName, sink: Float[ArrayLike, "..."] | None = None
+) -> Statistics:
     """The statistics of the same queries over the keys of all devices, from those over the keys of each.
 
         max_logit = max_j max_logit_j          lse = log(Σ_j exp(lse_j) + exp(sink))
@@ -98,7 +99,7 @@ def merge_statistics(found: Statistics, *, axis_name: Any, sink: Any = None) -> 
     )
 
 
-def _of_first(x: jax.Array, axis_name: Any) -> jax.Array:
+def _of_first(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """The largest of all devices, with the derivative of the first that has it; NaN if one of them is."""
     constant, here = jax.lax.stop_gradient(x), jax.lax.axis_index(axis_name)
     largest = constant == jax.lax.pmax(constant, axis_name)

@@ -24,7 +24,7 @@ class Implementation(NamedTuple):
     """Why it runs as loops, in words; empty where it does not."""
 
 
-def implementations(f: Callable[..., Any], *args: Any, platform: str | None = None) -> tuple[Implementation, ...]:
+def implementations(f: Callable[..., object], *args: object, platform: str | None = None) -> tuple[Implementation, ...]:
     """How each pass of attention that a function contains runs on a platform: as kernels, or as loops and why.
 
     Nothing runs and no device is needed: the answer is that of structure, dtypes and sizes. Any transform may stand
