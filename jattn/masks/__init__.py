@@ -36,7 +36,7 @@ Documents that are packed into one row, each causal, are a composition:
     ···##
 """
 
-from jattn.masks._algebra import EMPTY, FULL, PARTIAL, Mask, Rows, Spans, TileAxis, block_state
+from jattn.masks._algebra import EMPTY, FULL, PARTIAL, BlockState, Mask, Rows, Spans, TileAxis, block_state
 from jattn.masks._blocks import blocks, chunked
 from jattn.masks._by_position import causal, empty, full, prefix, sinks, window
 from jattn.masks._by_row import dense, lengths, ragged, segments
@@ -51,6 +51,7 @@ __all__ = [
     "EMPTY",
     "FULL",
     "PARTIAL",
+    "BlockState",
     "Mask",
     "Rows",
     "Spans",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, _html
-from jattn._types import Array, ArrayLike, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Int, NumPyArrayLike
 from jattn._values import value
 
 SHOWN = 24
@@ -19,6 +19,8 @@ EMPTY, PARTIAL, FULL = 0, 1, 2
 `&` is the minimum of two block states, `|` their maximum, and `~` is 2 minus one."""
 BlockState: TypeAlias = int | np.integer | np.ndarray | jax.Array
 """One of these of a tile, or of each of many: in NumPy where it is known before anything is traced."""
+Ends: TypeAlias = np.ndarray | jax.Array
+"""One entry a tile: in NumPy where it is known before anything is traced."""
 
 
 def block_state(some: ArrayLike, every: ArrayLike) -> BlockState:
@@ -83,20 +85,20 @@ class Spans(NamedTuple):
     NumPy arrays where they are known before anything is traced, so that their block states are too.
     """
 
-    first: Any
-    last: Any
-    lowest: Any
-    highest: Any
+    first: Ends
+    last: Ends
+    lowest: Ends
+    highest: Ends
     size: int
     """Rows from the first of a tile to the last, but for tiles that the array ends in."""
 
     @classmethod
-    def at(cls, first: Any, last: Any, axis: int) -> "Spans":
+    def at(cls, first: NumPyArrayLike, last: NumPyArrayLike, axis: int) -> "Spans":
         """Tiles of rows that stand at their own numbers, laid down (axis 0) or across (axis 1)."""
         first, last = (np.expand_dims(np.asarray(n, np.int32), 1 - axis) for n in (first, last))
         return cls(first, last, first, last, int(np.max(last - first, initial=0)) + 1)
 
-    def of(self, x: Any, reduce: Callable[..., Any]) -> Any:
+    def of(self, x: jax.Array, reduce: Callable[..., jax.Array]) -> jax.Array:
         """`reduce(rows, axis=)` of each tile's rows of an array that has one entry a row."""
         n = self.first.size
         if self.cover(x.shape[0]):

@@ -1,11 +1,12 @@
 """Masks that cut the sequence into blocks of one size, from position 0."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Bool
+from jattn._types import Array, ArrayLike, Bool
 from jattn._values import show, static, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
 
@@ -97,7 +98,7 @@ def chunked(size: int) -> Mask:
     return Chunked(_errors.count("chunked", "size", size, least=1))
 
 
-def blocks(table: Any, size: int) -> Mask:
+def blocks(table: Bool[ArrayLike, "down across"] | Sequence[Sequence[bool]], size: int) -> Mask:
     """Block-sparse: the table says of each block of `size` × `size` pairs whether it is allowed.
 
         query t may attend key s  ⟺  table[t // size, s // size]

@@ -1,13 +1,11 @@
 """Masks by the order of the sequence: before or after the query, near it, or among the first tokens."""
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Int
 from jattn._values import show, static, value
-from jattn.masks._algebra import EMPTY, FULL, BlockState, Mask, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import EMPTY, FULL, BlockState, Ends, Mask, Spans, TileAxis, block_state, token_count
 
 
 @value
@@ -79,7 +77,8 @@ class Window(Mask):
         return near
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
-        some, every = True, True
+        some: Ends | bool = True
+        every: Ends | bool = True
         if self.left is not None:
             some, every = q.lowest - k.highest <= self.left, q.highest - k.lowest <= self.left
         if self.right is not None:
@@ -158,7 +157,7 @@ def window(left: int | None = None, right: int | None = None) -> Mask:
     return Window(**{n: x if x is None else _errors.count("window", n, x) for n, x in sides.items()})
 
 
-def prefix(n: Any) -> Mask:
+def prefix(n: Int[ArrayLike, ""]) -> Mask:
     """Every query attends the first n tokens of the sequence: the keys at positions below n.
 
     Args:
@@ -184,7 +183,7 @@ def prefix(n: Any) -> Mask:
     return Prefix(token_count("prefix", "n", n, "tokens"))
 
 
-def sinks(n: Any) -> Mask:
+def sinks(n: Int[ArrayLike, ""]) -> Mask:
     """A query attends the first n tokens of the sequence, as far as they do not stand after it.
 
         query t may attend key s  ⟺  s < n and s ≤ t

@@ -1,5 +1,6 @@
 """Masks that look at rows: where an entry lies in the arrays passed, whatever its position."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Int
 from jattn._values import show, value
-from jattn.masks._algebra import PARTIAL, BlockState, Mask, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import PARTIAL, BlockState, Ends, Mask, Spans, TileAxis, block_state, token_count
 
 
 @value
@@ -29,7 +30,8 @@ class Lengths(Mask):
         return filled(q, self.q) & filled(k, self.k)
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
-        some, every = True, True
+        some: Ends | bool = True
+        every: Ends | bool = True
         for tiles, n in ((q, self.q), (k, self.k)):
             if n is not None:
                 some, every = (tiles.first < n) & some, (tiles.last < n) & every
@@ -215,7 +217,7 @@ def _ids(ids: jax.Array, tiles: Spans) -> tuple[jax.Array, jax.Array, jax.Array]
     return tiles.of(ids, jnp.min), tiles.of(ids, jnp.max), tiles.of(bits, jnp.bitwise_or.reduce)
 
 
-def lengths(q: Any = None, k: Any = None) -> Mask:
+def lengths(q: Int[ArrayLike, ""] | None = None, k: Int[ArrayLike, ""] | None = None) -> Mask:
     """Only the first `q` rows of q and the first `k` rows of k exist; the rest is padding.
 
     Counts rows of the arrays, whatever the positions say.
@@ -247,7 +249,7 @@ def lengths(q: Any = None, k: Any = None) -> Mask:
     )
 
 
-def dense(array: Any) -> Mask:
+def dense(array: Bool[ArrayLike, "T S"] | Sequence[Sequence[bool]]) -> Mask:
     """The pairs that a boolean array marks True.
 
     Args:
@@ -277,7 +279,9 @@ def dense(array: Any) -> Mask:
     return Dense(x)
 
 
-def segments(q_ids: Any, k_ids: Any = None) -> Mask:
+def segments(
+    q_ids: Int[ArrayLike, " T"] | Sequence[int], k_ids: Int[ArrayLike, " S"] | Sequence[int] | None = None
+) -> Mask:
     """Rows of one segment attend each other: documents packed into one row, images of one batch, sets within a set.
 
     Asks for rows of the arrays, whatever the positions say.
@@ -317,7 +321,9 @@ def segments(q_ids: Any, k_ids: Any = None) -> Mask:
     return Segments(ids[0].astype(dtype), None if k_ids is None else ids[1].astype(dtype))
 
 
-def ragged(starts: Any, k_starts: Any = None) -> Mask:
+def ragged(
+    starts: Int[ArrayLike, " ends"] | Sequence[int], k_starts: Int[ArrayLike, " ends"] | Sequence[int] | None = None
+) -> Mask:
     """Rows of one sequence attend each other: sequences of any lengths one after another, by their cumulative lengths.
 
         query t may attend key s  ⟺  starts[n] ≤ t < starts[n + 1] and k_starts[n] ≤ s < k_starts[n + 1] for some n

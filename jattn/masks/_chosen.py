@@ -1,12 +1,13 @@
 """A mask that is a list of key blocks for each block of queries."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Int
 from jattn._values import show, static, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
 
@@ -77,7 +78,9 @@ class ChosenBlocks(Mask):
         return f"chosen_blocks({show(self.indices)}, {self.size}{of_queries})"
 
 
-def chosen_blocks(indices: Any, size: int, *, q_size: int | None = None) -> Mask:
+def chosen_blocks(
+    indices: Int[ArrayLike, "blocks n"] | Sequence[Sequence[int]], size: int, *, q_size: int | None = None
+) -> Mask:
     """Block-sparse by choice: each block of queries attends the key blocks that its row of indices names.
 
         query t may attend key s  ⟺  s // size is in indices[t // q_size]

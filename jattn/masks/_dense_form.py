@@ -1,15 +1,20 @@
 """A mask written out, for eyes and for other libraries."""
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from jattn import _errors, _html
-from jattn._types import Allowed
+from jattn._types import Allowed, ArrayLike, Int
 from jattn.masks._algebra import Mask, Rows
 
 
-def picture(mask: Mask, T: int, S: int | None = None, *, q_positions: Any = None, k_positions: Any = None) -> str:
+def picture(
+    mask: Mask,
+    T: int,
+    S: int | None = None,
+    *,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
+) -> str:
     """A mask in characters: queries down, keys across, `#` where a pair is allowed.
 
     Args:
@@ -39,7 +44,14 @@ def picture(mask: Mask, T: int, S: int | None = None, *, q_positions: Any = None
     return _html.characters(dense)
 
 
-def to_dense(mask: Mask, T: int, S: int, *, q_positions: Any = None, k_positions: Any = None) -> Allowed:
+def to_dense(
+    mask: Mask,
+    T: int,
+    S: int,
+    *,
+    q_positions: Int[ArrayLike, " T"] | None = None,
+    k_positions: Int[ArrayLike, " S"] | None = None,
+) -> Allowed:
     """Every pair that a mask speaks of, written out: to look at, or to hand to another library.
 
     Args:

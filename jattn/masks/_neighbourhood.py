@@ -1,5 +1,6 @@
 """Neighbourhoods in arrays of tokens: lines, images and films, row after row."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import static, value
-from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state
+from jattn.masks._algebra import BlockState, Ends, Mask, Spans, TileAxis, block_state
 
 
 @value
@@ -38,7 +39,8 @@ class Neighbourhood(Mask):
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
         """Of the smallest box of the array that holds the queries of a tile, and of that of its keys."""
-        some, every = True, True
+        some: Ends | bool = True
+        every: Ends | bool = True
         for x in (q, k):
             some = some & (x.lowest < self.tokens) & (x.highest >= 0)
             every = every & (x.lowest >= 0) & (x.highest < self.tokens)
@@ -118,7 +120,12 @@ def _where(choose: Any, x: Any, otherwise: int) -> Any:
     return xp.where(choose, x, np.int32(otherwise))
 
 
-def neighbourhood(shape: Any, radius: Any, dilation: Any = 1, causal_axes: tuple[int, ...] = ()) -> Mask:
+def neighbourhood(
+    shape: int | Sequence[int],
+    radius: int | Sequence[int],
+    dilation: int | Sequence[int] = 1,
+    causal_axes: int | Sequence[int] = (),
+) -> Mask:
     """A query attends the tokens around it in an array of one to three axes; near a border those next to the border.
 
         query t may attend key s  ⟺  along each axis, s is one of the 2 · radius + 1 tokens nearest to t

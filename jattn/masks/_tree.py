@@ -1,5 +1,6 @@
 """Trees of tokens, as speculative decoding drafts them: a token sees itself and its ancestors."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Int
 from jattn._values import show, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, token_count
 
@@ -99,7 +100,9 @@ def _of_rows(parents: jax.Array, prefix: jax.Array, keys: int) -> tuple[jax.Arra
     return number, jnp.where(s < prefix, 0, first), jnp.where(s < prefix, EVERY, after)
 
 
-def tree(parents: Any, *, prefix: Any = 0, keys: int | None = None) -> Mask:
+def tree(
+    parents: Int[ArrayLike, " T"] | Sequence[int], *, prefix: Int[ArrayLike, ""] = 0, keys: int | None = None
+) -> Mask:
     """A token attends itself and its ancestors in a tree: all drafts of speculative decoding in one call.
 
         query t may attend key s  ⟺  s is t, its parent, the parent of that, …  ⟺  first[s] ≤ number[t] < after[s]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, Bool
+from jattn._types import Array, ArrayLike, Bool
 from jattn._values import Closed, close, name_of, static, value
 from jattn.masks._algebra import PARTIAL, BlockState, Mask, Spans, TileAxis, block_state, over_vectors
 
@@ -101,7 +101,11 @@ class Where(Mask):
         return f"where({self.rule.name}{more})"
 
 
-def where(predicate: Callable[..., Any], *, state: Callable[..., Any] | None = None) -> Mask:
+def where(
+    predicate: Callable[[jax.Array, jax.Array], ArrayLike],
+    *,
+    state: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], BlockState] | None = None,
+) -> Mask:
     """The pairs of which any function of two positions says so.
 
         query t may attend key s  ⟺  predicate(t, s)

@@ -1,8 +1,9 @@
 """How fast each pair of columns turns: a value, and what a scaling makes of it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -12,11 +13,11 @@ from jattn import _errors
 class Frequencies(NamedTuple):
     """How fast each pair of columns turns, and how much longer it becomes."""
 
-    inv: Any
+    inv: np.ndarray | jax.Array
     """[R/2], radians a token: a NumPy float64 array, or a jax array where it depends on something traced or learned."""
     base: float
     """The number whose powers they were before any scaling."""
-    factor: Any = 1.0
+    factor: float | jax.Array = 1.0
     """The attention factor: what rotated columns are multiplied by, in q and in k: scores have its square."""
 
 

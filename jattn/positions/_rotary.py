@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, Int
+from jattn._types import Array, ArrayLike, DTypeLike, Float, Int
 from jattn.positions._angles import angles
 from jattn.positions._frequencies import Scaling, frequencies_of
 
@@ -135,7 +135,12 @@ def sections(*pairs: int) -> tuple[int, ...]:
 
 
 def sinusoidal(
-    positions: Int[ArrayLike, " T"], width: int, *, base: float = 10_000.0, interleaved: bool = True, dtype: Any = None
+    positions: Int[ArrayLike, " T"],
+    width: int,
+    *,
+    base: float = 10_000.0,
+    interleaved: bool = True,
+    dtype: DTypeLike | None = None,
 ) -> Float[Array, "T D"]:
     """The sines and cosines of each position, to be added to the embeddings.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Float, ScoreModifier
+from jattn._types import Array, ArrayLike, Float, ScoreModifier
 from jattn._values import show, value
 
 
@@ -84,7 +84,7 @@ class Composed(Score):
         return f"compose({', '.join(map(repr, self.scores))})"
 
 
-def soft_cap(cap: Any) -> Score:
+def soft_cap(cap: Float[ArrayLike, ""]) -> Score:
     """Bounds a score smoothly: c · tanh(score / c), which is the score itself where it is small.
 
     Args:
@@ -109,7 +109,7 @@ def soft_cap(cap: Any) -> Score:
     return SoftCap(_above_zero("soft_cap", "cap", cap))
 
 
-def temperature(tau: Any) -> Score:
+def temperature(tau: Float[ArrayLike, ""]) -> Score:
     """Sharpens or flattens: score / τ; below 1 the largest weight grows, above 1 all become more alike.
 
     Args:
@@ -132,7 +132,7 @@ def temperature(tau: Any) -> Score:
     return Temperature(_above_zero("temperature", "tau", tau))
 
 
-def alibi(slope: Any) -> Score:
+def alibi(slope: Float[ArrayLike, ""]) -> Score:
     """Attention with linear biases: score − m·|t − s|, so that what stands farther away scores less.
 
     Args:
@@ -189,7 +189,7 @@ def alibi_slopes(heads: int) -> Float[Array, " H"]:
 def compose(*scores: Score) -> Score: ...
 @overload
 def compose(*scores: ScoreModifier) -> ScoreModifier: ...
-def compose(*scores: Any) -> Any:
+def compose(*scores: ScoreModifier) -> ScoreModifier:
     """One score after another: the first is asked first.
 
     Args:

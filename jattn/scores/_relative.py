@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Float
+from jattn._types import Array, ArrayLike, Float, Int
 from jattn._values import show, static, value
 from jattn.scores._pointwise import Score
 
@@ -64,7 +64,7 @@ class DistanceBias(_OfDistance):
         return f"distance_bias({show(self.table)})"
 
 
-def relative_bias(table: Any, *, max_distance: int = 128, bidirectional: bool = True) -> Score:
+def relative_bias(table: Float[ArrayLike, " n"], *, max_distance: int = 128, bidirectional: bool = True) -> Score:
     """Adds what a table holds for the distance, in the buckets of T5: near ones single, far ones by the logarithm.
 
         score + table[bucket(s − t)]
@@ -107,7 +107,7 @@ def relative_bias(table: Any, *, max_distance: int = 128, bidirectional: bool = 
     return RelativeBias(table, far, bool(bidirectional))
 
 
-def distance_bias(table: Any) -> Score:
+def distance_bias(table: Float[ArrayLike, " n"]) -> Score:
     """Adds what a table holds for the distance s − t itself; what lies beyond its ends has the entry at the end.
 
         score + table[clip(s − t, −m, m) + m]
@@ -140,7 +140,9 @@ def distance_bias(table: Any) -> Score:
     return DistanceBias(table)
 
 
-def bucket(distance: Any, buckets: int, *, max_distance: int, bidirectional: bool) -> jax.Array:
+def bucket(
+    distance: Int[ArrayLike, "..."], buckets: int, *, max_distance: int, bidirectional: bool
+) -> Int[Array, "..."]:
     """The bucket of T5 for each distance s − t, as `relative_bias` uses it.
 
     Of n buckets a side, the first n/2 hold one distance each; bucket b beyond them begins at the distance
