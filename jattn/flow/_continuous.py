@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._jax import odeint
 from jattn._types import Array, Float
-from jattn.flow._paths import Loss, Now, Observe, Params, Trajectory, Tree, check_loss
+from jattn.flow._paths import Data, Loss, Now, Observe, Params, Trajectory, Tree, check_loss
 
 
 def integrate(
@@ -18,7 +17,7 @@ def integrate(
     params: Params,
     times: Float[Array, " n"] | Sequence[float],
     *,
-    data: tuple[Any, ...] = (),
+    data: Data = (),
     observe: Observe | None = None,
     tolerance: float = 1e-8,
 ) -> Trajectory[Params]:
@@ -66,9 +65,9 @@ def integrate(
 
 @partial(jax.jit, static_argnames=("loss", "observe", "tolerance"))
 def _integrate(
-    loss: Loss, observe: Observe | None, params: Params, times: Any, data: tuple[Any, ...], tolerance: float
+    loss: Loss, observe: Observe | None, params: Params, times: jax.Array, data: Data, tolerance: float
 ) -> Trajectory[Params]:
-    def flow(params: Tree, tau: jax.Array, data: tuple[Any, ...]) -> Tree:
+    def flow(params: Tree, tau: jax.Array, data: Data) -> Tree:
         return jax.tree.map(lambda g: -jnp.exp(tau).astype(g.dtype) * g, jax.grad(loss)(params, *data))
 
     taus = jnp.concatenate([jnp.zeros(1, times.dtype), jnp.log1p(times)])

@@ -13,7 +13,7 @@ from jattn._types import Array, Float
 from jattn._values import pytree
 from jattn.flow._closed import Objective, attention_steps, pulls
 from jattn.flow._margins import max_margin
-from jattn.flow._paths import Now, Observe, Trajectory, Tree, vary_as
+from jattn.flow._paths import Data, Now, Observe, Track, Trajectory, Tree, vary_as
 
 Read: TypeAlias = Callable[..., tuple[jax.Array, ...]]
 """read(params, *data) -> (q [D], k [S, D]) or (q, k, v [S, Dv]): what the parameters make of one query and its keys."""
@@ -90,7 +90,7 @@ def loss_of(read: Read, objective: Objective) -> Callable[..., jax.Array]:
     return loss
 
 
-def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserved: Any = None) -> Observe:
+def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserved: Track | None = None) -> Observe:
     """An `observe` for `run` and `integrate` that returns Diagnostics.
 
     Args:
@@ -182,7 +182,7 @@ class Report:
 
 
 def check(
-    trajectory: Trajectory[Any],
+    trajectory: Trajectory[Tree],
     *,
     keys: Literal["frozen", "free", "projected"] = "frozen",
     rate: float | None = None,
@@ -262,7 +262,7 @@ def check(
     return Report((*checks, *(_limits(trajectory, s, rate, within) if rate is not None else ())))
 
 
-def _limits(trajectory: Trajectory[Any], s: Any, rate: float, within: float) -> tuple[Check, ...]:
+def _limits(trajectory: Trajectory[Tree], s: Any, rate: float, within: float) -> tuple[Check, ...]:
     """What theory says of the far end, where the target can be separated from its rivals."""
     t, cg = rate * np.asarray(trajectory.kept().at, np.float64), float(s.widest[0]) / s.k.shape[2] ** 0.5
     if cg == 0:
@@ -290,6 +290,6 @@ def _cos(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(size == 0, 0, a @ b / jnp.where(size == 0, 1, size))
 
 
-def _read(read: Read, params: Tree, data: tuple[Any, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _read(read: Read, params: Tree, data: Data) -> tuple[jax.Array, jax.Array, jax.Array]:
     q, k, *v = read(params, *data)
     return q, k, v[0] if v else k

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jattn import _errors
-from jattn.flow._paths import Loss, Observe, Params, RunRule, RunState, Track, Trajectory, Tree, validate
+from jattn.flow._paths import Data, Loss, Observe, Params, RunRule, RunState, Track, Trajectory, Tree, validate
 
 
 def run_in_parts(
@@ -25,7 +25,7 @@ def run_in_parts(
     every: int,
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
-    data: tuple[Any, ...] = (),
+    data: Data = (),
     observe: Observe | None = None,
     at: int | Sequence[int] | None = None,
     state: Tree = None,
@@ -102,17 +102,17 @@ def run_in_parts(
 
 
 @partial(jax.jit, static_argnames="rule")
-def _begin(rule: RunRule, params: Tree, state: Tree, data: tuple[Any, ...]) -> RunState:
+def _begin(rule: RunRule, params: Tree, state: Tree, data: Data) -> RunState:
     return rule.begin(params, state, data)
 
 
 @partial(jax.jit, static_argnames="rule")
-def _advance(rule: RunRule, run_state: RunState, data: tuple[Any, ...], n: Any) -> RunState:
+def _advance(rule: RunRule, run_state: RunState, data: Data, n: Any) -> RunState:
     return rule.steps(run_state, data, n)
 
 
 @partial(jax.jit, static_argnames="rule")
-def _look(rule: RunRule, run_state: RunState, data: tuple[Any, ...]) -> Tree:
+def _look(rule: RunRule, run_state: RunState, data: Data) -> Tree:
     """What there is to see, with a leading axis of 1."""
     return jax.tree.map(lambda x: x[None], rule.look(run_state, data))
 

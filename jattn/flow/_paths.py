@@ -16,6 +16,8 @@ from jattn._types import Array, ArrayTree, Float, Int
 from jattn._values import pytree
 
 Tree: TypeAlias = ArrayTree
+Data: TypeAlias = tuple[ArrayTree, ...]
+"""The arguments of a loss after the parameters."""
 Params = TypeVar("Params")
 """A pytree of floating-point arrays, of the user's own type."""
 Loss: TypeAlias = Callable[..., jax.Array]
@@ -35,7 +37,7 @@ class Now:
     """What `track` made of the updates, summed over all steps so far; None without one."""
     state: Tree
     """The optimiser's."""
-    data: tuple[Any, ...]
+    data: Data
 
 
 Observe: TypeAlias = Callable[[Now], Tree]
@@ -88,7 +90,7 @@ class RunRule:
     observe: Observe | None
     track: Track | None
 
-    def begin(self, params: Tree, state: Tree, data: tuple[Any, ...]) -> RunState:
+    def begin(self, params: Tree, state: Tree, data: Data) -> RunState:
         state = self.optimizer.init(params) if state is None else state
         sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, params))
         broke = jnp.where(_finite(params), jnp.int32(-1), jnp.int32(0))
@@ -96,7 +98,7 @@ class RunRule:
         params, state, sums, step = vary_as(broke, (params, state, sums, jnp.int32(0)))
         return RunState(params, state, sums, step, broke)
 
-    def step(self, run_state: RunState, data: tuple[Any, ...]) -> RunState:
+    def step(self, run_state: RunState, data: Data) -> RunState:
         """One step of the optimiser, unless the run broke before or would now.
 
         Chosen by a select, not by jax.lax.cond, whose batching fails on constants inside jax.shard_map (JAX 0.10).
@@ -113,13 +115,13 @@ class RunRule:
         new, old = RunState(params, state, sums, run_state.step + 1, broke), dataclasses.replace(run_state, broke=broke)
         return jax.tree.map(lambda a, b: jnp.where(whole & good, a, b), new, old)
 
-    def steps(self, run_state: RunState, data: tuple[Any, ...], n: Any) -> RunState:
+    def steps(self, run_state: RunState, data: Data, n: Any) -> RunState:
         """n steps; n may be traced, and where it is not this can be differentiated in reverse."""
         if isinstance(n, int):
             return jax.lax.scan(lambda w, _: (self.step(w, data), None), run_state, length=n)[0]
         return jax.lax.fori_loop(np.int32(0), n, lambda _, w: self.step(w, data), run_state)
 
-    def look(self, run_state: RunState, data: tuple[Any, ...]) -> tuple[jax.Array, Tree]:
+    def look(self, run_state: RunState, data: Data) -> tuple[jax.Array, Tree]:
         """The loss, and what there is to see."""
         if self.observe is None:
             return self.loss(run_state.params, *data), run_state.params
@@ -135,7 +137,7 @@ def run(
     optimizer: optax.GradientTransformation,
     steps: int,
     *,
-    data: tuple[Any, ...] = (),
+    data: Data = (),
     observe: Observe | None = None,
     at: int | Sequence[int] | None = None,
     state: Tree = None,
@@ -192,7 +194,7 @@ def run(
 
 
 @partial(jax.jit, static_argnames=("rule", "at"))
-def _run(rule: RunRule, at: tuple[int, ...], params: Params, data: tuple[Any, ...], state: Tree) -> Trajectory[Params]:
+def _run(rule: RunRule, at: tuple[int, ...], params: Params, data: Data, state: Tree) -> Trajectory[Params]:
     run_state = rule.steps(rule.begin(params, state, data), data, at[0])
     first = rule.look(run_state, data)
     gaps = np.diff(np.asarray(at, np.int32))
@@ -239,7 +241,7 @@ def validate(
     params: Tree,
     optimizer: Any,
     steps: int,
-    data: tuple[Any, ...],
+    data: Data,
     observe: Observe | None,
     at: int | Sequence[int] | None,
     track: Track | None,
@@ -252,7 +254,7 @@ def validate(
     return RunRule(loss, optimizer, observe, track), params, _looks(caller, steps, at)
 
 
-def check_loss(caller: str, loss: Loss, params: Tree, data: tuple[Any, ...]) -> Tree:
+def check_loss(caller: str, loss: Loss, params: Tree, data: Data) -> Tree:
     """The parameters as arrays, once they and the loss are seen to be real."""
     params = jax.tree.map(lambda x: _errors.array(caller, "params", x), params)
     for x in jax.tree.leaves(params):

@@ -1,13 +1,26 @@
 """One query of any attention: what a recorder keeps of it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, Int, Keys, Queries, Values
+from jattn._types import (
+    Array,
+    ArrayLike,
+    BoolOfPairs,
+    Float,
+    FloatOfPairs,
+    Int,
+    Keys,
+    Numeric,
+    Queries,
+    ScoreModifier,
+    Values,
+)
 from jattn.arguments.options import qkv
+from jattn.masks import Mask
 from jattn.one_head import attention, weights_of
 from jattn.per_query import statistics
 
@@ -27,6 +40,16 @@ class MeasuredRow(NamedTuple):
     """dL/dq, by jax.vjp."""
 
 
+class MeasuredRowOptions(TypedDict, total=False):
+    """The options of `measure_row` but sink and scale."""
+
+    mask: Mask | BoolOfPairs | None
+    score: ScoreModifier | None
+    bias: FloatOfPairs | None
+    q_positions: Int[ArrayLike, " T"] | None
+    k_positions: Int[ArrayLike, " S"] | None
+
+
 def measure_row(
     q: Queries,
     k: Keys,
@@ -34,9 +57,9 @@ def measure_row(
     dout: Float[ArrayLike, "T Dv"],
     row: Int[ArrayLike, ""],
     *,
-    sink: Any = None,
-    scale: Any = None,
-    **options: Any,
+    sink: Numeric | None = None,
+    scale: Numeric | None = None,
+    **options: Unpack[MeasuredRowOptions],
 ) -> MeasuredRow:
     """What is measured of one query of a head in a model: its weights, their entropy, and the pull of each key.
 
@@ -78,13 +101,13 @@ def measure_row(
         _errors.fail(ValueError, caller, "dout must have the shape [T, Dv]", remedy, q=q, v=v, dout=dout)
     _errors.kind(caller, "row", row, jnp.integer, "A row is the number of a query: pass a whole number.")
     _errors.rank(caller, 0, "[]", "Map over several with jax.vmap.", row=row)
-    options |= {"scale": q.shape[1] ** -0.5 if scale is None else scale}
-    found = statistics(q, k, sink=sink, **options)
+    scale = q.shape[1] ** -0.5 if scale is None else scale
+    found = statistics(q, k, sink=sink, scale=scale, **options)
 
     def weights(added: jax.Array) -> jax.Array:
         """The weights of this query, were so much [S] added to its dot products and lse the same."""
         wide = jnp.concatenate([q, jnp.ones_like(q[:, :1])], 1), jnp.concatenate([k, added[:, None]], 1)
-        return weights_of(*wide, found.lse, row[None], **options)[0]
+        return weights_of(*wide, found.lse, row[None], scale=scale, **options)[0]
 
     nothing = jnp.zeros_like(k[:, 0])
     w, slope = jax.jvp(
@@ -96,6 +119,6 @@ def measure_row(
     mean = w @ ahead - found.sink_weight[row] * a[top]
     pulled = (slope * (mean - ahead))[:, None] * k.astype(w.dtype)
     alone = jnp.zeros_like(dout).at[row].set(dout[row])
-    out, pull_back = jax.vjp(lambda q: attention(q, k, v, sink=sink, **options), q)
+    out, pull_back = jax.vjp(lambda q: attention(q, k, v, sink=sink, scale=scale, **options), q)
     (dq,) = pull_back(alone.astype(out.dtype))
     return MeasuredRow(q[row], k, w, found.max_logit[row], found.entropy[row], pulled, dq[row])

@@ -37,7 +37,9 @@ class BackwardLens(NamedTuple):
     decrease: Float[Array, " H"]
 
 
-def effects(f: Callable[[jax.Array], Any], gates: Float[ArrayLike, "*H"], *, batch_size: int | None = None) -> Effects:
+def effects(
+    f: Callable[[jax.Array], jax.Array], gates: Float[ArrayLike, "*H"], *, batch_size: int | None = None
+) -> Effects:
     """What taking each head away does to a value: as its gradient says, as its curvature adds, and as it is.
 
         knock_out_h = f(γ with γ_h = 0) − f(γ)        first_order_h = −γ_h ∂f/∂γ_h

@@ -1,14 +1,14 @@
 """Multi-head latent attention: every head's keys and values are read off one short latent a token."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, Int, PRNGKey
-from jattn.heads._multi import LECUN, Params, Rope, grouped, matrices, output, rms_norm
+from jattn._types import Array, ArrayLike, DTypeLike, Float, Int, PRNGKey
+from jattn.heads._multi import LECUN, Initializer, Params, PerHead, Rope, grouped, matrices, output, rms_norm
+from jattn.one_head import SharedOptions
 
 
 def latent_init(
@@ -21,9 +21,9 @@ def latent_init(
     value_dim: int,
     kv_rank: int,
     q_rank: int | None = None,
-    initializer: Callable[..., Any] = LECUN,
-    dtype: Any = jnp.float32,
-) -> Params:
+    initializer: Initializer = LECUN,
+    dtype: DTypeLike = jnp.float32,
+) -> dict[str, jax.Array]:
     """The parameters of `latent_expanded` and `latent_absorbed`, drawn as in `init`: mean 0, variance 1 / fan_in.
 
     Args:
@@ -119,7 +119,8 @@ def latent_expanded(
     positions: Int[ArrayLike, " T"] | None = None,
     rope: Rope,
     eps: float = 1e-6,
-    **options: Any,
+    per_head: PerHead | None = None,
+    **options: Unpack[SharedOptions],
 ) -> Float[Array, "T E"]:
     """Multi-head latent attention with each head's keys and values written out: the form to train in.
 
@@ -129,7 +130,7 @@ def latent_expanded(
 
     Args:
       params, x, positions, rope, eps: as in `latents`.
-      **options: as in `multi_head`, `per_head` included; scale is 1/√(D + R) if it is not given.
+      per_head, **options: as in `multi_head`; scale is 1/√(D + R) if it is not given.
 
     Returns:
       [T, E].
@@ -156,7 +157,7 @@ def latent_expanded(
     v = jnp.einsum("sc,chd->hsd", latent, params["v"])
     k_rope = jnp.broadcast_to(k_rope[None], (k.shape[0], *k_rope.shape))
     q, k = jnp.concatenate([q, q_rope], 2), jnp.concatenate([k, k_rope], 2)
-    out = grouped(q, k, v, q_positions=positions, k_positions=positions, **options)
+    out = grouped(q, k, v, per_head=per_head, q_positions=positions, k_positions=positions, **options)
     return output(params, out, x)
 
 
@@ -167,7 +168,8 @@ def latent_absorbed(
     positions: Int[ArrayLike, " T"] | None = None,
     rope: Rope,
     eps: float = 1e-6,
-    **options: Any,
+    per_head: PerHead | None = None,
+    **options: Unpack[SharedOptions],
 ) -> Float[Array, "T E"]:
     """The same as `latent_expanded`, with K_h absorbed into the queries and V_h into the output: the form to decode in.
 
@@ -178,7 +180,7 @@ def latent_absorbed(
 
     Args:
       params, x, positions, rope, eps: as in `latents`.
-      **options: as in `latent_expanded`.
+      per_head, **options: as in `latent_expanded`.
 
     Returns:
       [T, E].
@@ -201,5 +203,5 @@ def latent_absorbed(
     options = {"scale": (q.shape[2] + q_rope.shape[2]) ** -0.5} | options
     q = jnp.concatenate([jnp.einsum("htd,chd->htc", q, params["k"]), q_rope], 2)
     k = jnp.concatenate([latent, k_rope], 1)
-    out = grouped(q, k[None], latent[None], q_positions=positions, k_positions=positions, **options)
+    out = grouped(q, k[None], latent[None], per_head=per_head, q_positions=positions, k_positions=positions, **options)
     return output(params, jnp.einsum("htc,chd->htd", out, params["v"]), x)

@@ -2,18 +2,24 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, Int, PRNGKey
+from jattn._types import Array, ArrayLike, ArrayTree, DTypeLike, Float, Int, PRNGKey
 from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
-from jattn.one_head import attention
+from jattn.one_head import AttentionOptions, SharedOptions, attention
 
 LECUN = jax.nn.initializers.lecun_normal()
-Params: TypeAlias = dict[str, Any]
+Params: TypeAlias = Mapping[str, jax.Array | np.ndarray]
+"""Arrays by name."""
+Initializer: TypeAlias = Callable[[PRNGKey, tuple[int, int], DTypeLike], jax.Array]
+"""f(key, (fan_in, fan_out), dtype), as those of jax.nn.initializers."""
+PerHead: TypeAlias = Mapping[str, ArrayTree]
+"""Options of `attention` with a leading axis H in their leaves."""
 Rope: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 """`rope(x [T, D], positions [T]) -> [T, D]`, as functools.partial(rotary, base=500_000.0)."""
 
@@ -31,9 +37,9 @@ def init(
     qk_norm: Literal["rms", "l2"] | None = None,
     head_scale: bool = False,
     gate: bool = False,
-    initializer: Callable[..., Any] = LECUN,
-    dtype: Any = jnp.float32,
-) -> Params:
+    initializer: Initializer = LECUN,
+    dtype: DTypeLike = jnp.float32,
+) -> dict[str, jax.Array]:
     """The parameters of `multi_head`, drawn: a plain dict of arrays.
 
     Each matrix is drawn as a map of fan_in = (what it sums over) to fan_out: mean 0, and with the default variance
@@ -92,8 +98,8 @@ def init(
 
 
 def matrices(
-    key: PRNGKey, shapes: Mapping[str, tuple[int, ...]], initializer: Callable[..., Any], dtype: Any
-) -> Params:
+    key: PRNGKey, shapes: Mapping[str, tuple[int, ...]], initializer: Initializer, dtype: DTypeLike
+) -> dict[str, jax.Array]:
     """Each matrix by its name; it maps its first axis to the others, `out` its first two to the last."""
     made = {}
     for (name, shape), k in zip(shapes.items(), jax.random.split(key, len(shapes)), strict=True):
@@ -111,8 +117,8 @@ def multi_head(
     k_positions: Int[ArrayLike, " S"] | None = None,
     rope: Rope | None = None,
     eps: float = 1e-6,
-    per_head: dict[str, Any] | None = None,
-    **options: Any,
+    per_head: PerHead | None = None,
+    **options: Unpack[SharedOptions],
 ) -> Float[Array, "T E"]:
     """Attention of tokens to themselves, or to a context: project, attend in every head, join the heads.
 
@@ -238,22 +244,44 @@ def project(
     return q, k, v
 
 
+@overload
 def grouped(
     q: Float[ArrayLike, "H T D"],
     k: Float[ArrayLike, "Hkv S D"],
     v: Float[ArrayLike, "Hkv S Dv"],
     *,
-    per_head: dict[str, Any] | None = None,
-    **options: Any,
-) -> Float[Array, "H T Dv"]:
+    per_head: PerHead | None = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[AttentionOptions],
+) -> Float[Array, "H T Dv"]: ...
+@overload
+def grouped(
+    q: Float[ArrayLike, "H T D"],
+    k: Float[ArrayLike, "Hkv S D"],
+    v: Float[ArrayLike, "Hkv S Dv"],
+    *,
+    per_head: PerHead | None = ...,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[Float[Array, "H T Dv"], Float[Array, "H T"]]: ...
+def grouped(
+    q: Float[ArrayLike, "H T D"],
+    k: Float[ArrayLike, "Hkv S D"],
+    v: Float[ArrayLike, "Hkv S Dv"],
+    *,
+    per_head: PerHead | None = None,
+    return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Float[Array, "H T Dv"] | tuple[Float[Array, "H T Dv"], Float[Array, "H T"]]:
     """`attention` in every head, H / Hkv query heads to each key/value head: the middle third of `multi_head`.
 
     Args:
       q: [H, T, D]. k: [Hkv, S, D]. v: [Hkv, S, Dv].
-      per_head, **options: as in `multi_head`. With return_lse=True the result is (out, lse [H, T]).
+      per_head, **options: as in `multi_head`.
+      return_lse: also return the log-sum-exp.
 
     Returns:
-      [H, T, Dv].
+      [H, T, Dv], or (that, lse [H, T]).
 
     Raises:
       TypeError, ValueError: as `attention`; or the heads do not fit.
@@ -269,17 +297,19 @@ def grouped(
       (4, 5, 8)
     """
 
+    shared: dict[str, Any] = {**options, "return_lse": return_lse}
+
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
-        return attention(q, k, v, **own, **options)
+        return attention(q, k, v, **own, **shared)
 
     own = dict(per_head or {})
-    if options.get("dropout_key") is not None:
-        own["dropout_key"] = jax.random.split(options.pop("dropout_key"), jnp.shape(q)[0])
+    if shared.get("dropout_key") is not None:
+        own["dropout_key"] = jax.random.split(shared.pop("dropout_key"), jnp.shape(q)[0])
     return in_every_head("grouped", head, q, k, v, own)
 
 
 def in_every_head(
-    caller: str, head: Callable[..., Any], q: ArrayLike, k: ArrayLike, v: ArrayLike, per_head: dict[str, Any] | None
+    caller: str, head: Callable[..., Any], q: ArrayLike, k: ArrayLike, v: ArrayLike, per_head: PerHead | None
 ) -> Any:
     """`head`(q [T, D], k [S, D], v [S, Dv], own) in each of H heads, which share k and v in groups: leaves [H, …]."""
     no_batch = "No batch: map with jax.vmap."

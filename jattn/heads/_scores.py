@@ -1,13 +1,14 @@
 """What a head attends: scores that name previous-token, duplicate-token and induction heads, and sinks."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import Array, ArrayLike, Float, Int
-from jattn.heads._multi import in_every_head
+from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Int, Numeric, ScoreModifier
+from jattn.heads._multi import PerHead, in_every_head
+from jattn.masks import Mask
 from jattn.one_head import attention
 from jattn.per_query import statistics
 
@@ -22,14 +23,26 @@ class HeadScores(NamedTuple):
     entropy: Float[Array, " H"]
 
 
+class HeadScoreOptions(TypedDict, total=False):
+    """The options of `head_scores` that all heads share, but the mask."""
+
+    score: ScoreModifier | None
+    bias: FloatOfPairs | None
+    sink: Numeric | None
+    scale: Numeric | None
+    q_positions: Int[ArrayLike, " T"] | None
+    k_positions: Int[ArrayLike, " T"] | None
+    tile: tuple[int, int] | None
+
+
 def head_scores(
     q: Float[ArrayLike, "H T D"],
     k: Float[ArrayLike, "Hkv T D"],
     tokens: Int[ArrayLike, " T"],
     *,
-    mask: Any = None,
-    per_head: dict[str, Any] | None = None,
-    **options: Any,
+    mask: Mask | BoolOfPairs | None = None,
+    per_head: PerHead | None = None,
+    **options: Unpack[HeadScoreOptions],
 ) -> HeadScores:
     """The weight that each head gives, on average, to keys that stand in some relation to the query.
 

@@ -1,6 +1,6 @@
 """Rank collapse: attention alone draws all tokens together, cubically in each layer; a skip connection stops it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jattn.one_head import attention
 
 T, D = 7, 5
 SIZES = (1e-2, 3e-3, 1e-3)
+Rows = TypeVar("Rows", jax.Array, np.ndarray)
 
 
 class Layer(NamedTuple):
@@ -23,7 +24,7 @@ class Layer(NamedTuple):
     w_v: Float[Array, "D D"]
 
 
-def residual(x: Any) -> Any:
+def residual(x: Rows) -> Rows:
     """The part of x [..., T, D] in which its rows differ: x − 1 x̄ᵀ."""
     return x - x.mean(-2, keepdims=True)
 

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import SupportsFloat
 
 from jattn import _errors
 from jattn._values import pytree
@@ -35,7 +35,9 @@ class Result:
         }
 
 
-def result(claim: str, oracle: str, source: str, rows: Mapping[str, tuple[Any, Any, float, float]]) -> Result:
+def result(
+    claim: str, oracle: str, source: str, rows: Mapping[str, tuple[SupportsFloat, SupportsFloat, float, float]]
+) -> Result:
     """A result out of rows of (measured, expected, how far below it may lie, how far above)."""
     return Result(
         measured={name: float(row[0]) for name, row in rows.items()},

@@ -11,7 +11,7 @@ reproduction stands or falls with the derivative of the softmax.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ n: int = 5
 T, D = 5, 8
 STEPS, RATE = 10_000, 0.1
 FACTORED_STEPS, FACTORED_RATE, FACTORED_START = 60_000, 0.03, 0.1
+
+
+Weights = TypeVar("Weights", jax.Array, tuple[jax.Array, jax.Array])
 
 
 class Problem(NamedTuple):
@@ -65,17 +68,15 @@ def log_regret(factors: tuple[Array, Array], problem: Problem) -> Array:
     return jax.nn.logsumexp(log_softmax(problem.scores(factors[0] @ factors[1].T)) + log_gap)
 
 
-def descend(
-    loss: Callable[..., jax.Array], start: Array | tuple[Array, Array], rate: float, steps: int
-) -> tuple[Any, Any]:
+def descend(loss: Callable[[Weights], jax.Array], start: Weights, rate: float, steps: int) -> tuple[Weights, Weights]:
     """Steps of length `rate` against the gradient; the end, and each 1,000th state on the way."""
 
-    def step(_: int, w: Array | tuple[Array, Array]) -> Array | tuple[Array, Array]:
+    def step(_: int, w: Weights) -> Weights:
         g = jax.grad(loss)(w)
         length = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(g)))
         return jax.tree.map(lambda w, g: w - rate * g / jnp.where(length == 0, 1, length), w, g)
 
-    def thousand(w: Array | tuple[Array, Array], _: None) -> tuple[Any, Any]:
+    def thousand(w: Weights, _: None) -> tuple[Weights, Weights]:
         w = jax.lax.fori_loop(0, 1000, step, w)
         return w, w
 
