@@ -2,13 +2,30 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from jattn import _errors
+from jattn._types import NumPyArrayLike
 
 _ORDER = ("loss", "p", "p_r", "cosines", "margin", "norm")  # of the panels of a run; any others follow
+
+
+@runtime_checkable
+class RunFields(Protocol):
+    """The attributes that an object must have to be drawn as a run; further ones are series."""
+
+    @property
+    def q(self) -> NumPyArrayLike: ...
+    @property
+    def k(self) -> NumPyArrayLike: ...
+    @property
+    def weights(self) -> NumPyArrayLike: ...
+
+
+RunLike: TypeAlias = Mapping[str, object] | RunFields
+"""A run as it is given: these arrays by name, or an object with these attributes."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from jattn import _errors, _picture_inputs
+from jattn._types import NumPyArrayLike
 
 _LABEL = 12  # a longer label is cut, with an ellipsis
 _PAPER, _MIDDLE, _INK = (247, 251, 255), (66, 146, 198), (8, 48, 107)  # the blues of small, middling, large weights
 
 
 def heatmap(
-    weights: Any,
+    weights: NumPyArrayLike,
     rows: Sequence[str],
     columns: Sequence[str],
     *,
@@ -70,7 +71,7 @@ def heatmap(
 
 def vectors(
     labels: Sequence[str],
-    x: Any,
+    x: NumPyArrayLike,
     *,
     columns: Sequence[str] | None = None,
     title: str | None = None,
@@ -113,7 +114,7 @@ def vectors(
 
 def bars(
     labels: Sequence[str],
-    weights: Any,
+    weights: NumPyArrayLike,
     *,
     title: str | None = None,
     digits: int = 3,

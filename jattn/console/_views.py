@@ -5,7 +5,6 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -13,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from jattn import _errors, _picture_inputs
+from jattn._types import NumPyArrayLike
 from jattn.console import _grid
 from jattn.masks import EMPTY, FULL, PARTIAL
 
@@ -22,7 +22,7 @@ _PLUS, _MINUS, _GOOD, _BAD = "#a8460b", "#2566ac", "green", "red"
 
 
 def ranked(
-    weights: Any,
+    weights: NumPyArrayLike,
     rows: Sequence[str],
     columns: Sequence[str],
     *,
@@ -70,7 +70,13 @@ def ranked(
 
 
 def arrows(
-    x: Any, y: Any, u: Any, v: Any, *, places: Mapping[str, Any] | None = None, title: str | None = None
+    x: NumPyArrayLike,
+    y: NumPyArrayLike,
+    u: NumPyArrayLike,
+    v: NumPyArrayLike,
+    *,
+    places: Mapping[str, NumPyArrayLike] | None = None,
+    title: str | None = None,
 ) -> RenderableType:
     """A small grid of arrows, one for each place, bold where long; a dot where all is still; letters mark places.
 
@@ -128,7 +134,7 @@ def arrows(
     return Group(*([Text(title, "bold")] if title else []), *lines, Text(foot))
 
 
-def sparklines(series: Any, *, title: str | None = None, digits: int = 3, width: int = 80) -> RenderableType:
+def sparklines(series: object, *, title: str | None = None, digits: int = 3, width: int = 80) -> RenderableType:
     """Each series as a line of eight heights between its own least and largest, with its first and last numbers.
 
     Args:
@@ -185,10 +191,10 @@ def _sparks(z: np.ndarray) -> str:
 
 
 def why(
-    pulls: Any,
+    pulls: NumPyArrayLike,
     labels: Sequence[str],
     *,
-    total: Any = None,
+    total: NumPyArrayLike | None = None,
     title: str | None = None,
     digits: int = 3,
     width: int = 80,
@@ -242,7 +248,7 @@ def _signed(x: float, digits: int) -> str:
     return text if text.startswith(("-", "nan")) or not text.strip("0.") else "+" + text
 
 
-def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> RenderableType:
+def tiles(block_states: NumPyArrayLike, *, title: str | None = None, width: int = 80) -> RenderableType:
     """Which tiles of queries and keys a mask visits, a character each, and how many of each kind there are.
 
     Args:
@@ -281,7 +287,12 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
     return Group(*([Text(title, "bold")] if title else []), *(Text(line, no_wrap=True) for line in drawn), Text(foot))
 
 
-def conserved(quantities: Any, *, tolerance: float = 1e-6, title: str | None = None) -> RenderableType:
+def conserved(
+    quantities: Mapping[str, tuple[NumPyArrayLike, NumPyArrayLike]],
+    *,
+    tolerance: float = 1e-6,
+    title: str | None = None,
+) -> RenderableType:
     """A line for each quantity: whether what was measured is what theory predicts, and how far off it was at most.
 
     Args:

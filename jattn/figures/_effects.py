@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jattn import _errors, _picture_inputs
+from jattn._types import NumPyArrayLike
 from jattn.figures import _canvas
 
 _NAMED = 6
@@ -15,10 +16,10 @@ _NAMED = 6
 
 
 def effects(
-    estimate: Any,
-    knock_out: Any,
+    estimate: NumPyArrayLike,
+    knock_out: NumPyArrayLike,
     *,
-    second_order: Any = None,
+    second_order: NumPyArrayLike | None = None,
     labels: Sequence[str] | None = None,
     ax: Axes | None = None,
     title: str | None = None,

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,21 +12,37 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.patches import Polygon
 
 from jattn import _errors, _picture_inputs
+from jattn._types import NumPyArrayLike
 from jattn.figures import _canvas
+
+Background: TypeAlias = tuple[NumPyArrayLike, NumPyArrayLike, NumPyArrayLike]
+"""(x [nx], y [ny], values [ny, nx])"""
+Field: TypeAlias = tuple[NumPyArrayLike, NumPyArrayLike, NumPyArrayLike, NumPyArrayLike]
+"""(x [mx], y [my], u [my, mx], v [my, mx])"""
+
+
+class PlaneOptions(TypedDict, total=False):
+    """The options of `path` that are the same for each frame of a film."""
+
+    background: Background | None
+    field: Field | None
+    rays: Mapping[str, NumPyArrayLike] | None
+    hull: bool
+
 
 _EXACT: Any = MappingProxyType({"angles": "xy", "scale_units": "xy", "scale": 1})
 
 
 def path(
-    points: Any,
-    keys: Any,
+    points: NumPyArrayLike,
+    keys: NumPyArrayLike,
     labels: Sequence[str],
     *,
-    background: tuple[Any, Any, Any] | None = None,
-    field: tuple[Any, Any, Any, Any] | None = None,
-    rays: Mapping[str, Any] | None = None,
+    background: Background | None = None,
+    field: Field | None = None,
+    rays: Mapping[str, NumPyArrayLike] | None = None,
     hull: bool = False,
-    arrows: Any = None,
+    arrows: NumPyArrayLike | None = None,
     marks: Mapping[int, str] | None = None,
     ax: Axes | None = None,
     title: str | None = None,
@@ -137,7 +153,7 @@ def _extent(around: np.ndarray) -> tuple[float, float, float, float]:
     return low[0] - room, high[0] + room, low[1] - room, high[1] + room
 
 
-def _bands(caller: str, ax: Axes, background: tuple[Any, Any, Any]) -> tuple[float, float, float, float]:
+def _bands(caller: str, ax: Axes, background: Background) -> tuple[float, float, float, float]:
     """A weight at each place, in light bands; and the extent of the places."""
     x, y = (_picture_inputs.numbers(caller, f"background[{i}]", background[i], (None,), "[n]") for i in (0, 1))
     values = _picture_inputs.numbers(caller, "background[2]", background[2], (len(y), len(x)), "[ny, nx]")
@@ -152,7 +168,7 @@ def _bands(caller: str, ax: Axes, background: tuple[Any, Any, Any]) -> tuple[flo
     return x[0], x[-1], y[0], y[-1]
 
 
-def _field(caller: str, ax: Axes, field: tuple[Any, Any, Any, Any]) -> None:
+def _field(caller: str, ax: Axes, field: Field) -> None:
     x, y = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (None,), "[n]") for i in (0, 1))
     u, v = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (len(y), len(x)), "[my, mx]") for i in (2, 3))
     apart = min([float(np.diff(z).min()) for z in (x, y) if len(z) > 1], default=1.0)
@@ -161,7 +177,7 @@ def _field(caller: str, ax: Axes, field: tuple[Any, Any, Any, Any]) -> None:
     ax.quiver(x, y, u, v, angles="xy", scale_units="xy", scale=length, minlength=0.4, **look)  # type: ignore[arg-type]
 
 
-def _rays(caller: str, ax: Axes, rays: Mapping[str, Any], box: tuple[float, float, float, float]) -> None:
+def _rays(caller: str, ax: Axes, rays: Mapping[str, NumPyArrayLike], box: tuple[float, float, float, float]) -> None:
     styles = itertools.cycle((("#B8006F", "--"), ("0.2", ":"), ("#3A5FA0", "-.")))
     for (name, direction), (ink, dashes) in zip(rays.items(), styles, strict=False):
         ray = f"rays[{name!r}]"

@@ -9,14 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from jattn import _picture_inputs
+from jattn._types import NumPyArrayLike
 from jattn.figures import _canvas
 
 
 def why(
-    pulls: Any,
+    pulls: NumPyArrayLike,
     labels: Sequence[str],
     *,
-    total: Any = None,
+    total: NumPyArrayLike | None = None,
     dimensions: Sequence[str] | None = None,
     ax: Axes | None = None,
     title: str | None = None,
@@ -96,9 +97,9 @@ def why(
 
 
 def conserved(
-    quantities: Mapping[str, tuple[Any, Any]],
+    quantities: Mapping[str, tuple[NumPyArrayLike, NumPyArrayLike]],
     *,
-    steps: Any = None,
+    steps: NumPyArrayLike | None = None,
     figure: Figure | SubFigure | None = None,
     ax: Axes | None = None,
     title: str | None = None,

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 from matplotlib import animation
@@ -13,14 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from jattn import _errors, _picture_inputs
+from jattn._picture_inputs import RunLike
 from jattn.figures import _canvas
-from jattn.figures._plane import path
+from jattn.figures._plane import PlaneOptions, path
 
 _SHOWN = MappingProxyType({"norm": "|q|", "p_r": "p of the target", "p": "p of the target"})
 
 
 def training(
-    run: Any,
+    run: RunLike,
     labels: Sequence[str],
     *,
     log: bool = False,
@@ -99,7 +100,7 @@ def training(
 
 
 def animate(
-    run: Any,
+    run: RunLike,
     labels: Sequence[str],
     file: str | os.PathLike[str],
     *,
@@ -107,7 +108,7 @@ def animate(
     seconds: float = 6.0,
     figure: Figure | SubFigure | None = None,
     title: str | None = None,
-    **plane: Any,
+    **plane: Unpack[PlaneOptions],
 ) -> Path:
     """Writes a run as a film: the plane of q and the keys, and beside it the weights, one frame after the other.
 
@@ -179,7 +180,7 @@ def _frame(
     labels: list[str],
     f: int,
     title: str | None,
-    plane: dict[str, Any],
+    plane: PlaneOptions,
 ) -> None:
     figure.clear()
     way, row = figure.subplots(1, 2, width_ratios=(2.4, 1))

@@ -13,6 +13,7 @@ from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
 from jattn import _errors, _picture_inputs
+from jattn._types import NumPyArrayLike
 from jattn.figures import _canvas
 from jattn.masks import EMPTY, FULL, PARTIAL
 
@@ -25,7 +26,7 @@ _VIRIDIS, _PUOR = (matplotlib.colormaps[name].resampled(255) for name in ("virid
 
 
 def weights(
-    weights: Any,
+    weights: NumPyArrayLike,
     rows: Sequence[str],
     columns: Sequence[str],
     *,
@@ -108,7 +109,7 @@ def weights(
     return _canvas.titled(figure, ax, title)
 
 
-def heads(weights: Any, *, ax: Axes | None = None, title: str | None = None) -> Figure:
+def heads(weights: NumPyArrayLike, *, ax: Axes | None = None, title: str | None = None) -> Figure:
     """Every head of every layer at once, each a small heatmap: layers from top to bottom, heads from left to right.
 
     Args:
@@ -158,7 +159,7 @@ def heads(weights: Any, *, ax: Axes | None = None, title: str | None = None) -> 
 
 
 def arcs(
-    weights: Any,
+    weights: NumPyArrayLike,
     rows: Sequence[str],
     columns: Sequence[str],
     *,
@@ -236,11 +237,11 @@ def arcs(
 
 
 def blocks(
-    mass: Any,
+    mass: NumPyArrayLike,
     *,
     T: int,
     S: int,
-    states: Any = None,
+    states: NumPyArrayLike | None = None,
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Figure:
@@ -303,9 +304,9 @@ def blocks(
 
 
 def tiles(
-    block_states: Any,
+    block_states: NumPyArrayLike,
     *,
-    values: Any = None,
+    values: NumPyArrayLike | None = None,
     shape: tuple[int, int] | None = None,
     ax: Axes | None = None,
     title: str | None = None,

@@ -8,11 +8,14 @@
 (5, 8)
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 import jax
 
-from jattn.hosts._attend import attend_heads, host, measure_heads
+from jattn._types import Array, ArrayLike, Bool, Float, Int, PRNGKey
+from jattn.hosts._attend import Measured, attend_heads, host, measure_heads
+from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
 
 if TYPE_CHECKING:
@@ -20,23 +23,55 @@ if TYPE_CHECKING:
 else:
     eqx = host("equinox")
 
+MaskOfHeads: TypeAlias = Mask | Bool[Array, "#T #S"] | Bool[Array, "#N #T #S"]
+ProcessHeads: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+"""f(q [T, N, H], k [S, N, H], v [S, N, Hv]) -> the same three, as equinox.nn.MultiheadAttention takes it."""
+
 
 class MultiheadAttention(eqx.nn.MultiheadAttention):
     """equinox.nn.MultiheadAttention at linear memory. Its mask may also be a value of `jattn.masks`."""
 
+    @overload  # type: ignore[override]  # of its `deterministic`, which is deprecated, nothing is known here
     def __call__(
         self,
-        query: Any,
-        key_: Any,
-        value: Any,
-        mask: Any = None,
+        query: Float[Array, "T E"],
+        key_: Float[Array, "S C"],
+        value: Float[Array, "S V"],
+        mask: MaskOfHeads | None = ...,
         *,
-        key: Any = None,
+        key: PRNGKey | None = ...,
+        inference: bool | None = ...,
+        process_heads: ProcessHeads | None = ...,
+        measure: None = ...,
+        **options: Unpack[DotProductAttentionOptions],
+    ) -> Float[Array, "T O"]: ...
+    @overload
+    def __call__(
+        self,
+        query: Float[Array, "T E"],
+        key_: Float[Array, "S C"],
+        value: Float[Array, "S V"],
+        mask: MaskOfHeads | None = ...,
+        *,
+        key: PRNGKey | None = ...,
+        inference: bool | None = ...,
+        process_heads: ProcessHeads | None = ...,
+        measure: Int[ArrayLike, " R"] | Sequence[int],
+        **options: Unpack[DotProductAttentionOptions],
+    ) -> tuple[Float[Array, "T O"], Measured]: ...
+    def __call__(
+        self,
+        query: Float[Array, "T E"],
+        key_: Float[Array, "S C"],
+        value: Float[Array, "S V"],
+        mask: MaskOfHeads | None = None,
+        *,
+        key: PRNGKey | None = None,
         inference: bool | None = None,
-        process_heads: Any = None,
-        measure: Any = None,
-        **options: Any,
-    ) -> Any:
+        process_heads: ProcessHeads | None = None,
+        measure: Int[ArrayLike, " R"] | Sequence[int] | None = None,
+        **options: Unpack[DotProductAttentionOptions],
+    ) -> Float[Array, "T O"] | tuple[Float[Array, "T O"], Measured]:
         """As equinox.nn.MultiheadAttention; further options are those of `jattn.dot_product_attention`.
 
         measure: integers [R], or [] for none: returned is (out, (statistics, weights)), what `jattn.statistics` says of

@@ -9,34 +9,43 @@
 """
 
 import contextlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
+from jattn._types import Array, ArrayLike, DTypeLike, Float, Int, PRNGKey
 from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host, measure_heads
 
 _flax = host("flax")
 
 
+@runtime_checkable
+class Sows(Protocol):
+    """A module of flax, of nnx or linen: what keeps intermediates."""
+
+    def sow(self, kind: str, name: str, value: object, /) -> bool: ...
+
+
 def attention_fn(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: Float[ArrayLike, "*B T N H"],
+    key: Float[ArrayLike, "*B S K H"],
+    value: Float[ArrayLike, "*B S K Hv"],
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     broadcast_dropout: bool = True,
-    dropout_rng: Any = None,
+    dropout_rng: PRNGKey | None = None,
     dropout_rate: float = 0.0,
     deterministic: bool = False,
-    dtype: Any = None,
-    precision: Any = None,
-    module: Any = None,
+    dtype: DTypeLike | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    module: Sows | None = None,
     is_causal: bool = False,
     *,
-    rows: Any = None,
+    rows: Int[ArrayLike, " R"] | Sequence[int] | None = None,
     statistics: bool = False,
-) -> jax.Array:
+) -> Float[Array, "*B T N Hv"]:
     """Attention under the signature of flax.nnx.dot_product_attention and flax.linen's.
 
     Args:

@@ -10,9 +10,13 @@
 (3, 5, 8)
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from jattn.hosts._attend import attend_heads, host, measure_heads
+from jattn._types import Array, ArrayLike, Float, Int
+from jattn.hosts._attend import Measured, attend_heads, host, measure_heads
+from jattn.many_heads import DotProductAttentionOptions
+from jattn.masks import Mask
 
 if TYPE_CHECKING:
     import haiku as hk
@@ -23,9 +27,38 @@ else:
 class MultiHeadAttention(hk.MultiHeadAttention):
     """haiku.MultiHeadAttention at linear memory. Its mask may also be a value of `jattn.masks`."""
 
+    @overload
     def __call__(
-        self, query: Any, key: Any, value: Any, mask: Any = None, *, measure: Any = None, **options: Any
-    ) -> Any:
+        self,
+        query: Float[Array, "*B T E"],
+        key: Float[Array, "*B S C"],
+        value: Float[Array, "*B S V"],
+        mask: Mask | ArrayLike | None = ...,
+        *,
+        measure: None = ...,
+        **options: Unpack[DotProductAttentionOptions],
+    ) -> Float[Array, "*B T O"]: ...
+    @overload
+    def __call__(
+        self,
+        query: Float[Array, "*B T E"],
+        key: Float[Array, "*B S C"],
+        value: Float[Array, "*B S V"],
+        mask: Mask | ArrayLike | None = ...,
+        *,
+        measure: Int[ArrayLike, " R"] | Sequence[int],
+        **options: Unpack[DotProductAttentionOptions],
+    ) -> tuple[Float[Array, "*B T O"], Measured]: ...
+    def __call__(
+        self,
+        query: Float[Array, "*B T E"],
+        key: Float[Array, "*B S C"],
+        value: Float[Array, "*B S V"],
+        mask: Mask | ArrayLike | None = None,
+        *,
+        measure: Int[ArrayLike, " R"] | Sequence[int] | None = None,
+        **options: Unpack[DotProductAttentionOptions],
+    ) -> Float[Array, "*B T O"] | tuple[Float[Array, "*B T O"], Measured]:
         """As haiku.MultiHeadAttention; further options are those of `jattn.dot_product_attention`.
 
         measure: integers [R], or [] for none: returned is (out, (statistics, weights)), what `jattn.statistics` says of

@@ -14,30 +14,30 @@ is imported.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jattn import masks
+from jattn._types import Array, ArrayLike, Float, PRNGKey
 from jattn.hosts._attend import attend_heads
 
 
 def attention_interface(
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
+    module: object,
+    query: Float[Array, "B N T H"],
+    key: Float[Array, "B K S H"],
+    value: Float[Array, "B K S Hv"],
+    attention_mask: ArrayLike | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: Any = None,
-    position_bias: Any = None,
+    s_aux: Float[ArrayLike, " N"] | None = None,
+    position_bias: ArrayLike | None = None,
     is_causal: bool | None = None,
-    dropout_key: Any = None,
-    **ignored: Any,
-) -> tuple[jax.Array, None]:
+    dropout_key: PRNGKey | None = None,
+    **ignored: object,
+) -> tuple[Float[Array, "B T N Hv"], None]:
     """Attention under the signature of transformers' AttentionInterface.
 
     Args:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from jattn import _errors, _picture_inputs
+from jattn._picture_inputs import RunLike
+from jattn._types import NumPyArrayLike
 from jattn.page._blocks import blocks
 from jattn.page._document import Part, document, laid_out
 from jattn.page._head_table import head_table
@@ -26,16 +28,16 @@ __all__ = ["Part", "Step", "blocks", "head_table", "heads", "html", "run", "stor
 
 
 def weights(
-    weights: Any,
+    weights: NumPyArrayLike,
     rows: Sequence[str],
     columns: Sequence[str],
     *,
-    scores: Any = None,
-    scaled: Any = None,
-    values: Any = None,
-    out: Any = None,
-    keys: Any = None,
-    gains: Any = None,
+    scores: NumPyArrayLike | None = None,
+    scaled: NumPyArrayLike | None = None,
+    values: NumPyArrayLike | None = None,
+    out: NumPyArrayLike | None = None,
+    keys: NumPyArrayLike | None = None,
+    gains: NumPyArrayLike | None = None,
     scale: float | None = None,
 ) -> Part:
     """One head: its weights as a table in colours, and every step of the row of any query that is chosen there.
@@ -88,7 +90,7 @@ def weights(
     return Part("weights", held)
 
 
-def heads(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Part:
+def heads(weights: NumPyArrayLike, rows: Sequence[str], columns: Sequence[str]) -> Part:
     """Every head of every layer at a glance, and the arcs, token to token, of the one that is chosen.
 
     Choose a query and a key, and the heads that attend this pair most are listed. The keys may be of another text.
@@ -122,16 +124,16 @@ def heads(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> Part:
 
 
 def run(
-    run: Any,
+    run: RunLike,
     labels: Sequence[str],
     *,
     target: int,
-    values: Any = None,
-    goal: Any = None,
+    values: NumPyArrayLike | None = None,
+    goal: NumPyArrayLike | None = None,
     scale: float | None = None,
-    rays: Mapping[str, Any] | None = None,
-    conserved: Any = None,
-    plane: Any = None,
+    rays: Mapping[str, NumPyArrayLike] | None = None,
+    conserved: Mapping[str, tuple[NumPyArrayLike, NumPyArrayLike]] | None = None,
+    plane: NumPyArrayLike | None = None,
     query: str = "q",
     loss: str = "",
     optimiser: str = "",

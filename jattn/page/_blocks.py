@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jattn import _errors, _picture_inputs
+from jattn._types import NumPyArrayLike
 from jattn.page._document import Part
 
 _MOST = 512
@@ -13,13 +14,13 @@ _MOST = 512
 
 
 def blocks(
-    mass: Any,
-    largest: Any,
+    mass: NumPyArrayLike,
+    largest: NumPyArrayLike,
     *,
     T: int,
     S: int,
-    rows: Mapping[int, Any] | None = None,
-    states: Any = None,
+    rows: Mapping[int, NumPyArrayLike] | None = None,
+    states: NumPyArrayLike | None = None,
     limit: int = 4_000_000,
 ) -> Part:
     """One head over thousands of tokens, block by block, from the whole down to a block; and exact rows.

@@ -1,15 +1,15 @@
 """Heads at a glance: numbers of every head in a table to sort, as small pictures, and two against each other."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jattn import _errors, _picture_inputs
+from jattn._types import NumPyArrayLike
 from jattn.page._document import Part
 
 
-def head_table(columns: Mapping[str, Any], *, across: Sequence[str] | None = None) -> Part:
+def head_table(columns: Mapping[str, NumPyArrayLike], *, across: Sequence[str] | None = None) -> Part:
     """Numbers of every head: a table to sort, layers × heads in small pictures, and two columns against each other.
 
     A head that is chosen in one of them is marked in all, and its arcs are drawn where `heads` is on the page.
