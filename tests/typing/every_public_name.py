@@ -69,7 +69,7 @@ class EveryOther(masks.Mask):
     def pairs(self, q: masks.TileAxis, k: masks.TileAxis) -> Array:
         return (q.positions - k.positions) % 2 == 0
 
-    def block_state(self, q: masks.Spans, k: masks.Spans) -> Any:
+    def block_state(self, q: masks.Spans, k: masks.Spans) -> masks.BlockState:
         some = (q.last > q.first) | (k.last > k.first) | ((q.first - k.first) % 2 == 0)
         return masks.block_state(some, False)
 
@@ -78,8 +78,8 @@ def every_mask(ids: Array) -> masks.Mask:
     def near(t: Array, s: Array) -> Array:
         return abs(t - s) < 3
 
-    def state(q: masks.Spans, k: masks.Spans) -> Array:
-        return jnp.where((q.first > k.last + 3) | (k.first > q.last + 3), masks.EMPTY, masks.PARTIAL)
+    def state(q_low: Array, q_high: Array, k_low: Array, k_high: Array) -> masks.BlockState:
+        return jnp.where((q_low > k_high + 3) | (k_low > q_high + 3), masks.EMPTY, masks.PARTIAL)
 
     made = masks.causal() & masks.window(left=8, right=0) | ~masks.prefix(4)
     made &= masks.segments(ids) | masks.ragged(ids) | masks.lengths(k=ids) | masks.tree(np.array([-1, 0, 0]))
@@ -113,6 +113,7 @@ def every_layer(key: Array, x: Array) -> Array:
     params = heads.init(key, 8, heads=2, kv_heads=1)
     q, k, v = heads.project(params, x, rope=positions.rotary)
     out = heads.output(params, heads.grouped(q, k, v, mask=masks.causal()), x)
+    assert_type(heads.grouped(q, k, v, return_lse=True), tuple[Array, Array])
     out += heads.multi_head(params, x, mask=masks.causal(), rope=positions.rotary)
     latent = heads.latent_init(key, 8, heads=2, head_dim=4, rope_dim=2, value_dim=4, kv_rank=4)
     print([a.shape for a in heads.latents(latent, x, rope=positions.rotary)])
@@ -223,7 +224,7 @@ def every_view(weights: np.ndarray, folder: Path) -> Path:
     for view in (console.bars(LABELS, weights[0]), console.heatmap(weights, LABELS, LABELS),
                  console.ranked(weights, LABELS, LABELS), console.sparklines({"p": weights[0]}),
                  console.tiles(np.zeros((2, 2), int)), console.vectors(LABELS, weights),
-                 console.why(weights, LABELS), console.conserved({"q": weights[0]}),
+                 console.why(weights, LABELS), console.conserved({"q": (0.0, weights[0])}),
                  console.arrows(weights[0], weights[0], weights, weights)):  # fmt: skip
         out.print(view)
     with console.progress("steps") as word:
@@ -239,5 +240,9 @@ def every_page(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> Path
     return page.write(folder / "bank.html", "bank", *parts)
 
 
-def every_host(layer: MultiheadAttention, other: MultiHeadAttention, x: Array) -> Any:
-    return attention_fn(x, x, x), layer(x, x, x), other(x, x, x), attention_interface
+def every_host(layer: MultiheadAttention, other: MultiHeadAttention, x: Array) -> Array:
+    out, measured = layer(x, x, x, masks.causal(), measure=[0, 2])
+    print(measured.statistics.entropy, other(x, x, x, measure=np.array([1]))[1].weights)
+    out += assert_type(layer(x, x, x), Array) + assert_type(other(x, x, x), Array)
+    out += attention_fn(x, x, x, dtype=jnp.float32, precision="highest", rows=[0], is_causal=True)
+    return out + attention_interface(None, x, x, x, None, is_causal=True)[0]
