@@ -1,8 +1,7 @@
 """A mesh and specs in place of a hand-written `jax.shard_map`; and the order of rows that balances causal work."""
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,9 @@ from jattn._types import Array, ArrayLike, Float, Numeric, ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.masks import Mask
 from jattn.sharding._blocks import SchemeOptions, leaf_axes, of_shards
-from jattn.sharding._schemes import ring, tree, whole
+from jattn.sharding._schemes import Scheme, ring, tree, whole
 
 RowsOf = TypeVar("RowsOf", jax.Array, np.ndarray)
-Scheme: TypeAlias = Callable[..., jax.Array | tuple[jax.Array, jax.Array]]
-"""`ring`, or another function of its arguments."""
 
 
 @overload
