@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
 
 def fresh(key: jax.Array, words: int, longest: int, dtype: Any) -> Params:
-    """Parameters before any training: what adds to the residual stream is drawn small."""
+    """Parameters before any training, as `page.model` takes them."""
     keys = random.split(key, 3 + LAYERS)
     lecun = jax.nn.initializers.lecun_normal()
 
@@ -42,9 +42,12 @@ def fresh(key: jax.Array, words: int, longest: int, dtype: Any) -> Params:
         return drawn | mlp | {name: jnp.ones(E, dtype) for name in ("norm", "mlp_norm")}
 
     return {
-        "embed": random.normal(keys[0], (words, E), dtype), "positions": random.normal(keys[1], (longest, E), dtype) / 2,
-        "layers": [layer(key) for key in keys[3:]], "norm": jnp.ones(E, dtype), "unembed": lecun(keys[2], (E, words), dtype),
-    }  # fmt: skip
+        "embed": random.normal(keys[0], (words, E), dtype),
+        "positions": random.normal(keys[1], (longest, E), dtype) / 2,
+        "layers": [layer(key) for key in keys[3:]],
+        "norm": jnp.ones(E, dtype),
+        "unembed": lecun(keys[2], (E, words), dtype),
+    }
 
 
 def logits(w: Params, ids: jax.Array) -> jax.Array:
@@ -56,9 +59,14 @@ def logits(w: Params, ids: jax.Array) -> jax.Array:
     return heads.rms_norm(x, w["norm"]) @ w["unembed"]
 
 
+def has_next(text: Sentences) -> jax.Array:
+    """[N, T − 1] booleans: whether another word follows, as none does the last."""
+    return jnp.arange(1, text.ids.shape[1], dtype=text.n.dtype)[None] < text.n[:, None]
+
+
 def seen(z: jax.Array, text: Sentences) -> Seen:
-    """Of logits [N, T, V] of sentences; the last word of each has no next."""
-    follows, there = text.ids[:, 1:], jnp.arange(1, text.ids.shape[1], dtype=text.n.dtype) < text.n[:, None]
+    """Of logits [N, T, V] of sentences."""
+    follows, there = text.ids[:, 1:], has_next(text)
     log_p = jattn.log_softmax(z[:, :-1])
     of_next = jnp.take_along_axis(log_p, follows[..., None], -1)[..., 0]
     mean = lambda x: jnp.where(there, x, 0).sum() / there.sum().astype(z.dtype)  # noqa: E731
@@ -71,8 +79,9 @@ def of_model(w: Params, text: Sentences) -> Seen:
 
 def of_pairs(train: Sentences, text: Sentences, words: int) -> Seen:
     """What a table of pairs, counted in `train` with 0.1 for each that is not there, makes of `text`."""
-    there = jnp.arange(1, train.ids.shape[1], dtype=train.n.dtype) < train.n[:, None]
-    counts = jnp.full((words, words), 0.1).at[train.ids[:, :-1], train.ids[:, 1:]].add(jnp.where(there, 1.0, 0.0))
+    counts = (
+        jnp.full((words, words), 0.1).at[train.ids[:, :-1], train.ids[:, 1:]].add(jnp.where(has_next(train), 1, 0.0))
+    )
     return seen(jnp.log(counts)[text.ids], text)
 
 

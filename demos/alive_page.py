@@ -8,7 +8,6 @@ table of pairs cannot say it. Beside all this stands what attention does not sho
 
 import argparse
 import math
-import time
 
 import _cli
 import jax
@@ -23,9 +22,13 @@ from rich.console import Console
 from jattn import page
 
 EXAMPLES = [
-    ("the river and the", "water"), ("the money and the", "deposit"), ("they left the bank without the river or the", "water"),
-    ("he broke the vase and the", "glass"), ("bright were the lamp and the", "river"), ("it was the dog or the", "horse"),
-]  # fmt: skip
+    ("the river and the", "water"),
+    ("the money and the", "deposit"),
+    ("they left the bank without the river or the", "water"),
+    ("he broke the vase and the", "glass"),
+    ("it was the dog or the", "horse"),
+    ("bright were the lamp and the", "river"),
+]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -44,10 +47,10 @@ def compute(args: argparse.Namespace) -> dict:
         raise BadInput(f"--rate {args.rate:g}: must be a number above 0. Leave it out for 0.005.")
     _cli.check_folder(args.out)
     c, words = corpus(args.seed)
-    began = time.perf_counter()
-    start = jax.jit(fresh, static_argnums=(1, 2, 3))(random.key(args.seed), len(words), c.train.ids.shape[1], jnp.float32)
+    start = jax.jit(fresh, static_argnums=(1, 2, 3))(
+        random.key(args.seed), len(words), c.train.ids.shape[1], jnp.float32
+    )
     w, losses = jax.block_until_ready(train(start, c.train, args.rate, steps=args.steps))
-    took = time.perf_counter() - began
     if not np.isfinite(losses).all():
         raise BadInput(f"--rate {args.rate:g}: the training left what floating point can hold. Give a smaller rate.")
     of = {"two layers": jax.jit(of_model), "pairs of words": lambda _, text: of_pairs(c.train, text, len(words))}
@@ -55,11 +58,13 @@ def compute(args: argparse.Namespace) -> dict:
     told = []
     for sentence, follows in EXAMPLES:
         p = np.asarray(jax.nn.softmax(jax.jit(logits)(w, jnp.array([words.index(x) for x in sentence.split()]))[-1]))
-        told.append({"sentence": sentence, "next": follows, "p": p[words.index(follows)], "best": words[int(p.argmax())]})
+        told.append(
+            {"sentence": sentence, "next": follows, "p": p[words.index(follows)], "best": words[int(p.argmax())]}
+        )
     held = judged["two layers"]["held"]
     note = (
-        f"It learned the next word from {len(c.train.n)} short sentences on banks, things broken, animals and lamps; of "
-        f"{len(c.held.n)} that it has not seen it has the next word right in {held.right:.0%}. It knows nothing else."
+        f"It learned the next word from {len(c.train.n)} short sentences on banks, things broken, animals and lamps. "
+        f"Of {len(c.held.n)} that it has not seen it says {held.right:.0%} of the words right. It knows nothing else."
     )
     kept = [i for i, word in enumerate(words) if not word.startswith("<")]
     learned = w | {"embed": w["embed"][np.array(kept)], "unembed": w["unembed"][:, np.array(kept)]}
@@ -68,7 +73,7 @@ def compute(args: argparse.Namespace) -> dict:
     file = _cli.save(args.out, write)
     return {
         "page": file, "bytes": file.stat().st_size, "numbers": len(part.data["numbers"]), "words": len(kept),
-        "sentences": {name: len(getattr(c, name).n) for name in ("train", "held")}, "steps": args.steps, "seconds": took,
+        "sentences": {name: len(getattr(c, name).n) for name in ("train", "held")}, "steps": args.steps,
         "losses": losses, "judged": judged, "examples": told,
     }  # fmt: skip
 
@@ -81,8 +86,9 @@ def show(console: Console, r: dict) -> None:
         rows.append([name, *(f"{of[text]['loss']:.3f}" for text in ("train", "held"))])
         rows[-1] += [f"{of[text]['right']:.0%}" for text in ("train", "held")]
     console.print(table(["", "loss,\nlearned", "loss,\nheld out", "right,\nlearned", "right,\nheld out"], rows))
-    console.print(f"Two layers of {HEADS} heads and an MLP, {r['numbers']:,} numbers, {r['steps']} steps of AdamW.")
-    assert LAYERS == 2
+    console.print(
+        f"{LAYERS} layers of {HEADS} heads and an MLP, {r['numbers']:,} numbers, {r['steps']} steps of AdamW."
+    )
     title(console, "What comes next")
     rows = [[x["sentence"], x["next"], f"{x['p']:.3f}", x["best"]] for x in r["examples"]]
     console.print(table(["sentence", "asked", "p", "most likely"], rows, left=2))

@@ -1,8 +1,8 @@
 """A page: arrays in, one HTML file out that needs nothing else, no network, no server, not even this library.
 
-`weights`, `heads`, `head_table`, `run` and `blocks` each make a part of a page from arrays, `model` one that computes a
-small language model, and `story` tells of parts step by step; in a notebook a part shows itself. `write` puts parts into
-one file:
+`weights`, `heads`, `head_table`, `run` and `blocks` each make a part of a page from arrays, `model` one that computes
+a small language model, and `story` tells of parts step by step; in a notebook a part shows itself. `write` puts parts
+into one file:
 
     page.write("bank.html", "bank and river", page.run(run, ["river", "money", "the"], target=0))
 

@@ -15,7 +15,8 @@ import numpy as np
 
 _SCRIPTS = MappingProxyType({
     "core.js": None, "drawing.js": None, "plane.js": None, "panels.js": None, "heads.js": "head_table",
-    "blocks.js": "blocks", "transformer.js": "model", "model.js": "model", "saving.js": None, "story.js": "story", "main.js": None,
+    "blocks.js": "blocks", "transformer.js": "model", "model.js": "model", "saving.js": None,
+    "story.js": "story", "main.js": None,
 })  # fmt: skip
 """In their order; the kind of part without which a page does not need it."""
 

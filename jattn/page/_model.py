@@ -67,11 +67,11 @@ def model(
     if not isinstance(layers, (list, tuple)) or not layers:
         got = {"params['layers']": "empty" if layers in ([], ()) else f"of type {type(layers).__name__}"}
         _errors.fail(TypeError, caller, "params['layers'] must be a list of layers", "Give at least one.", **got)
-    for l, layer in enumerate(layers):
+    for i, layer in enumerate(layers):
         for axis in "DWM":  # a layer has widths of its own
             sizes.pop(axis, None)
-        found = _arrays(caller, f"params['layers'][{l}]", layer, _LAYER, sizes)
-        arrays |= {f"{l}.{name}": x for name, x in found.items()}
+        found = _arrays(caller, f"params['layers'][{i}]", layer, _LAYER, sizes)
+        arrays |= {f"{i}.{name}": x for name, x in found.items()}
     listed = _picture_inputs.names(caller, "words", words, "V", sizes["V"])
     if len(set(listed)) < len(listed) or any(word.split() != [word] for word in listed):
         remedy = "A sentence is taken apart at its spaces, and each word looked up."
@@ -100,7 +100,9 @@ def _arrays(
         missing += ["mlp_out" if "mlp_in" in held else "mlp_in"]
     for what, names in (("no", missing), ("also", [str(name) for name in held if name not in wanted])):
         if names:
-            remedy = f"It takes {', '.join(wanted)}; of these {', '.join(n for n in wanted if n in _OPTIONAL)} may lack."
+            remedy = (
+                f"It takes {', '.join(wanted)}; of these {', '.join(n for n in wanted if n in _OPTIONAL)} may lack."
+            )
             must = f"{place} must hold the arrays of the model"
             _errors.fail(ValueError, caller, must, remedy, **{place: f"with {what} {', '.join(names)}"})
     made = {}

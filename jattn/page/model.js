@@ -4,7 +4,7 @@ function modelPanels(part) {
   const net = network(part), { words } = part, known = new Map(words.map((word, i) => [word, i])), UNDONE = 50;
   const called = (l, h) => `layer ${l}, head ${h}`, quote = (name) => `“${isolated(name)}”`, change = (x) => signed(x, 4);
   let state = { w: net.w, shifts: [] }, history = [], ids = part.examples[0].words, next = part.examples[0].next;
-  let eye = { l: 0, h: 0, t: ids.length - 1 }, chosen = null, labels, run, slopes, told = "";
+  let eye = { l: 0, h: 0, t: ids.length - 1 }, chosen = null, wide, labels, run, slopes, told = "";
 
   const ask = panel("Type a sentence", "large", `A language model with two kinds of parts, attention heads and MLPs: ${grouped(net.L)} layers of ${grouped(net.H)} heads, ${grouped(net.size)} numbers. It reads from left to right and says which word may come next. Your browser computes it anew with each word that you type.`);
   const guess = panel("What comes next", "small");
@@ -14,13 +14,15 @@ function modelPanels(part) {
   const reasons = panel("The pull of each key on q", "half");
   const limits = panel("What attention does not show");
 
+  const said = (ids) => ids.map((i) => words[i]).join(" ");
+
   // What the reader says: a sentence, the word that is to come next.
-  const input = el("input", { type: "text", id: "model-text", list: "model-whole", autocomplete: "off", spellcheck: "false", autocapitalize: "none", "aria-describedby": "model-refused", oninput: () => read(false), onchange: () => read(true) });
+  const input = el("input", { type: "text", id: "model-text", list: "model-whole", autocomplete: "off", spellcheck: "false", autocapitalize: "none", "aria-describedby": "model-refused", oninput: () => read(false), onchange: () => refused.firstChild ?? read(true) });
   const endings = el("datalist", { id: "model-whole" }), refused = el("p", { id: "model-refused", class: "refused", role: "alert" });
   const wanted = el("select", { id: "model-next", onchange: () => { next = Number(wanted.value); told = ""; refresh(); } }, ...words.map((text, i) => el("option", { value: i, text })));
   const press = (text, act, more = {}) => el("button", { type: "button", text, onclick: act, ...more });
   const write = (text) => { input.value = text; read(true); };
-  const examples = part.examples.map((x) => press(`${x.words.map((i) => words[i]).join(" ")} → ${words[x.next]}`, () => { next = x.next; write(x.words.map((i) => words[i]).join(" ")); }, { class: "wordy" }));
+  const examples = part.examples.map((x) => press(`${said(x.words)} → ${words[x.next]}`, () => { next = x.next; told = ""; write(said(x.words)); refresh(); }, { class: "wordy" }));
   const list = el("details", {}, el("summary", { text: `All ${grouped(words.length)} words; choose one to append it` }), el("div", { class: "row" }, ...words.map((word) => press(word, () => write(`${input.value.trim()} ${word}`.trim()), { class: "wordy" }))));
   ask.body.append(el("form", { class: "row", onsubmit: (e) => { e.preventDefault(); read(true); } }, el("label", { class: "wide" }, "Sentence", input), endings), refused,
     el("div", { class: "row" }, el("span", { class: "note", text: "Try:" }), ...examples), list);
@@ -37,18 +39,19 @@ function modelPanels(part) {
     if (!typed.length) return refuse("Type at least one word.");
     if (bad >= 0) {
       const near = [3, 2, 1].map(alike).find((found) => found.length) ?? [], put = (word) => write(typed.map((x, i) => (i === bad ? word : x)).join(" "));
-      return refuse(`${quote(typed[bad])} is not among the ${grouped(words.length)} words of this model. `, near.length ? "Did you mean " : "Choose from the list below.", ...near.slice(0, 4).map((word) => press(word, () => put(word), { class: "wordy" })));
+      return refuse(`${quote(typed[bad])} is not among the ${grouped(words.length)} words of this model. `, near.length ? "Did you mean " : "Choose from the list below.", ...near.slice(0, 4).map((word) => press(word, () => put(word), { class: "wordy" })), near.length ? "?" : "");
     }
     if (typed.length > net.N) return refuse(`This model reads ${grouped(net.N)} words at most, and these are ${grouped(typed.length)}.`);
     refuse();
-    if (found.join() !== ids.join()) { ids = found; forget(); }
+    if (found.join() === ids.join()) return; // a button that is about to be pressed stays where it is
+    ids = found;
+    forget();
     refresh();
   }
   function refuse(...why) {
     input.setAttribute("aria-invalid", String(why.length > 0));
     refused.replaceChildren(...why, ...(why.length ? [` Below stands what was computed for ${quote(said(ids))}.`] : []));
   }
-  const said = (ids) => ids.map((i) => words[i]).join(" ");
 
   // Steps on one q are of one sentence, and go with it.
   function forget() {
@@ -136,6 +139,7 @@ function modelPanels(part) {
     })])));
     map.body.querySelector("h3").textContent = `Weights p of ${called(l, h)}`;
     held(one, "data-row", () => heatmap(one, { weights: weights.map(full), rows: labels, columns: labels, chosen: t, choose: (t) => { eye = { ...eye, t }; chosen = null; told = ""; refresh(); }, caption: "" }));
+    one.querySelector("table").dataset.weights = JSON.stringify([...weights[t]]);
     contribute(weights[t], v);
     limit(weights[t]);
   }
@@ -173,14 +177,14 @@ function modelPanels(part) {
     return { axes: [right, up], holds: all > 0 ? spread.reduce((sum, x) => sum + dot(x, right) ** 2 + dot(x, up) ** 2, 0) / all : 1 };
   }
   function draw() {
-    const { l, h, t } = eye, start = history[0]?.state ?? state, began = forward(net, start, ids), old = began.layers[l].heads[h];
-    const at = frame(old.k.slice(0, t + 1), backward(net, start, began, next).heads[l][h].dq[t].map((x) => -x)), flat = (x) => at.axes.map((axis) => dot(axis, x));
+    const { l, h, t } = eye, start = history[0]?.state, began = start ? forward(net, start, ids) : run, fell = start ? backward(net, start, began, next) : slopes;
+    const at = frame(began.layers[l].heads[h].k.slice(0, t + 1), fell.heads[l][h].dq[t].map((x) => -x)), flat = (x) => at.axes.map((axis) => dot(axis, x));
     const path = [...history.map((x) => x.state), state].map((x) => flat(query(forward(net, x, ids)))), keys = run.layers[l].heads[h].k.slice(0, t + 1).map(flat), q = path.at(-1), total = slope().map((x) => -x);
-    const W = Math.max(step.body.clientWidth, 240), H = Math.round(clamp(W * 0.6, 230, 420)), seen = close.checked ? path : [[0, 0], ...keys, ...path];
-    const [low, high] = [Math.min, Math.max].map((f) => [0, 1].map((i) => f(...seen.map((x) => x[i])))), reach = close.checked ? Math.max(rate() * length(total), 1e-9) : 1e-9;
-    const unit = Math.min(W / (1.3 * (high[0] - low[0]) + 3 * reach), H / (1.45 * (high[1] - low[1]) + 3 * reach)), place = (x) => [W / 2 + (x[0] - (low[0] + high[0]) / 2) * unit, H / 2 - (x[1] - (low[1] + high[1]) / 2) * unit];
+    const W = Math.max(wide, 240), H = Math.round(clamp(W * 0.6, 230, 420)), long = Math.min(90, W * 0.2), seen = close.checked ? path : [[0, 0], ...keys, ...path];
+    const [low, high] = [Math.min, Math.max].map((f) => [0, 1].map((i) => f(...seen.map((x) => x[i]))));
+    const room = (side, i) => (side - 2 * long - 20) / Math.max(high[i] - low[i], close.checked ? rate() * length(total) : 0, 1e-6), unit = Math.min(room(W, 0), room(H, 1)), place = (x) => [W / 2 + (x[0] - (low[0] + high[0]) / 2) * unit, H / 2 - (x[1] - (low[1] + high[1]) / 2) * unit];
     const from = place(q), into = svg("g"), pulled = explain().pulls.map(flat);
-    const ends = pulled.reduce((all, x) => [...all, add(all.at(-1), x)], [[0, 0]]), times = 90 / Math.max(...ends.map(length), 1e-300), tip = (x) => [from[0] + times * x[0], from[1] - times * x[1]];
+    const ends = pulled.reduce((all, x) => [...all, add(all.at(-1), x)], [[0, 0]]), most = Math.max(...ends.map(length)), times = most > 1e-12 ? long / most : 0, tip = (x) => [from[0] + times * x[0], from[1] - times * x[1]];
     drawing.setAttribute("viewBox", `0 0 ${W} ${H}`);
     drawing.setAttribute("height", H);
     drawing.replaceChildren(into);
@@ -192,7 +196,7 @@ function modelPanels(part) {
     arrow(into, from, tip(flat(total)), "var(--ink)", 3);
     into.append(svg("circle", { cx: from[0], cy: from[1], r: 6.5, fill: "var(--panel)", stroke: "var(--ink)", "stroke-width": 2.2 }), svg("circle", { cx: from[0], cy: from[1], r: 2.2, fill: "var(--ink)" }), svg("text", { class: "rim", x: from[0], y: from[1] - 12, "text-anchor": "middle", "font-weight": 700, text: "q" }));
     const gone = add(query(run), query(began), -1);
-    axes.textContent = `q of ${quote(labels[t])}, ${called(l, h)}, at the ring${history.length ? `, ${digits(length(gone), 4)} from where it began` : ""}; shapes are keys. The thick arrow is −dL/dq, of length ${digits(length(total), 4)}, thin ones the pulls that sum to it, drawn ${tick(Number((times / unit).toPrecision(2)))} times as long. To the right: −dL/dq ${history.length ? "before these steps" : "now"}; up: across it, where the keys lie farthest apart. The plane holds ${digits(100 * at.holds, 0)} % of their spread.`;
+    axes.textContent = `q of ${quote(labels[t])}, ${called(l, h)}, at the ring${history.length ? `, ${digits(length(gone), 4)} from where it began` : ""}; shapes are keys. The thick arrow is −dL/dq, of length ${digits(length(total), 4)}, thin ones the pulls that sum to it, ${times ? `drawn ${tick(Number((times / unit).toPrecision(2)))} times as long` : "and all too short to be drawn"}. To the right: −dL/dq ${history.length ? "before these steps" : "now"}; up: across it, where the keys lie farthest apart. The plane holds ${digits(100 * at.holds, 0)} % of their spread.`;
     drawing.setAttribute("aria-label", axes.textContent);
     drawing.dataset.q = JSON.stringify([...query(run)]);
     drawing.dataset.path = path.length;
@@ -230,14 +234,14 @@ function modelPanels(part) {
     return { sentence: ask.node, next: guess.node, heads: map.node, output: out.node, step: step.node, pulls: reasons.node, limits: limits.node };
   };
   ask.after = () => { // the head without which the loss would be the highest
-    labels = [];
+    wide = step.body.clientWidth;
     run = forward(net, state, ids);
     const each = upTo(net.L * net.H).map((i) => ({ l: Math.floor(i / net.H), h: i % net.H }));
     const off = each.map(({ l, h }) => without((a, b) => a === l && b === h));
     eye = { ...eye, ...each[off.indexOf(Math.max(...off))] };
     refresh();
   };
-  step.resize = draw;
+  step.resize = () => { wide = step.body.clientWidth; draw(); };
   return { made: [ask, guess, map, out, step, reasons, limits], show };
 }
 
