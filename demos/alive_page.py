@@ -13,6 +13,7 @@ import _cli
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _alive_story import STEPS
 from _cli import BadInput, table, title
 from _corpus import corpus
 from _next_word import HEADS, LAYERS, fresh, logits, of_model, of_pairs, train
@@ -55,7 +56,7 @@ def compute(args: argparse.Namespace) -> dict:
         raise BadInput(f"--rate {args.rate:g}: the training left what floating point can hold. Give a smaller rate.")
     of = {"two layers": jax.jit(of_model), "pairs of words": lambda _, text: of_pairs(c.train, text, len(words))}
     judged = {name: {"train": f(w, c.train), "held": f(w, c.held)} for name, f in of.items()}
-    told = []
+    said = []
     for sentence, follows in EXAMPLES:
         p = np.asarray(jax.nn.softmax(jax.jit(logits)(w, jnp.array([words.index(x) for x in sentence.split()]))[-1]))
         told.append(
@@ -69,12 +70,13 @@ def compute(args: argparse.Namespace) -> dict:
     kept = [i for i, word in enumerate(words) if not word.startswith("<")]
     learned = w | {"embed": w["embed"][np.array(kept)], "unembed": w["unembed"][:, np.array(kept)]}
     part = page.model(learned, [words[i] for i in kept], examples=EXAMPLES)
-    write = lambda: page.write(args.out / "alive_page.html", "A language model, alive", part, note=note)  # noqa: E731
+    told = page.story(part, STEPS)
+    write = lambda: page.write(args.out / "alive_page.html", "A language model, alive", told, note=note)  # noqa: E731
     file = _cli.save(args.out, write)
     return {
         "page": file, "bytes": file.stat().st_size, "numbers": len(part.data["numbers"]), "words": len(kept),
         "sentences": {name: len(getattr(c, name).n) for name in ("train", "held")}, "steps": args.steps,
-        "losses": losses, "judged": judged, "examples": told,
+        "losses": losses, "judged": judged, "examples": said,
     }  # fmt: skip
 
 

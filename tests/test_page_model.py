@@ -236,7 +236,7 @@ def check_labels(view):
     assert view.get_by_role("combobox", name="Sentence", exact=True).input_value() == "the river"
     assert view.get_by_role("slider", name="learning rate").get_attribute("aria-valuetext") == "0.010"
     assert view.get_by_role("combobox", name="what moves").input_value() == "all"
-    assert view.get_by_role("combobox", name="Word that should come next").input_value() == "2"
+    assert view.get_by_role("combobox", name="It should say").input_value() == "2"
     assert view.get_by_role("checkbox", name="close to q").count() == 1
     assert view.locator("#model-report[aria-live=polite]").count() == 1
     assert view.locator("#model-refused[role=alert]").count() == 1
@@ -406,6 +406,23 @@ def test_words_are_shown_letter_by_letter(visit):
     assert view.locator("[data-row]").all_text_contents() == WORDS[:8]
     assert view.locator("main b").count() == 0
     assert view.seen == []
+
+
+def test_a_story_shows_a_head_and_keeps_what_the_reader_chose(visit, folder):
+    steps = [page.Step("Ask", "A sentence.", ["next", "sentence"]), page.Step("Look", "A head.", "output", head=(1, 2), row=0, key=0)]  # fmt: skip
+    page.write(folder / "told.html", "Told", page.story(PART, [*steps, page.Step("Pull", "Keys.", "pulls")]))
+    view = visit("told.html", reduced_motion="reduce")
+    assert view.locator(".lit h2").all_text_contents() == ["Type a sentence", "What comes next after “the river”"]
+    view.get_by_role("button", name="Next: Look").click()
+    shown = lambda: view.locator("[data-head][aria-pressed=true], [data-row][aria-pressed=true]").all_text_contents()  # noqa: E731
+    assert view.locator("[data-head='1,2']").get_attribute("aria-pressed") == "true"
+    assert (shown(), view.locator("[data-token='0']").get_attribute("aria-pressed")) == (["", "the"], "true")
+    view.locator("[data-row='1']").click()
+    view.get_by_role("button", name="Next: Pull").click()
+    assert shown() == ["", "river"]
+    assert view.seen == []
+    with pytest.raises(ValueError, match=r"steps\[0\].row must name a query, got steps\[0\].row 2 and of these 2"):
+        page.story(PART, [page.Step("a", "b", row=2)])
 
 
 def model(**more):

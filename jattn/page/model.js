@@ -25,9 +25,9 @@ function modelPanels(part) {
   const examples = part.examples.map((x) => press(`${said(x.words)} → ${words[x.next]}`, () => { next = x.next; told = ""; write(said(x.words)); refresh(); }, { class: "wordy" }));
   const list = el("details", {}, el("summary", { text: `All ${grouped(words.length)} words; choose one to append it` }), el("div", { class: "row" }, ...words.map((word) => press(word, () => write(`${input.value.trim()} ${word}`.trim()), { class: "wordy" }))));
   ask.body.append(el("form", { class: "row", onsubmit: (e) => { e.preventDefault(); read(true); } }, el("label", { class: "wide" }, "Sentence", input), endings), refused,
-    el("div", { class: "row" }, el("span", { class: "note", text: "Try:" }), ...examples), list);
+    el("div", { class: "row" }, el("span", { class: "note", text: "Try (→ the word that it should say):" }), ...examples), list);
   const listed = el("div"), losing = el("p", { class: "formula", id: "model-loss" });
-  guess.body.append(listed, el("div", { class: "row" }, el("label", {}, "Word that should come next", wanted)), losing);
+  guess.body.append(listed, el("div", { class: "row" }, el("label", {}, "It should say", wanted)), losing);
 
   function read(whole) {
     const typed = input.value.split(/\s+/).filter(Boolean), found = typed.map((word) => known.get(word) ?? known.get(word.toLowerCase()));
@@ -91,8 +91,8 @@ function modelPanels(part) {
     shown.textContent = digits(rate());
     slider.setAttribute("aria-valuetext", digits(rate()));
     undo.disabled = reset.disabled = !history.length;
-    const each = labels[eye.t], what = moves.value === "q" ? `moves q of ${quote(each)} in ${called(eye.l, eye.h)} along its −dL/dq` : "moves all weights along −dL/dw; q follows from them";
-    report.textContent = `${history.length ? `${grouped(history.length)} step${history.length > 1 ? "s" : ""} taken. ` : ""}${told || `A step ${what}, to make ${quote(words[next])} more likely after ${quote(said(ids))}.`}`;
+    const each = labels[eye.t], what = moves.value === "q" ? `q of ${quote(each)} in ${called(eye.l, eye.h)}, along its −dL/dq` : "all weights along −dL/dw, and q follows from them";
+    report.textContent = `${history.length ? `${grouped(history.length)} step${history.length > 1 ? "s" : ""} taken. ` : ""}${told || `To make ${quote(words[next])} more likely after ${quote(said(ids))}, a step moves ${what}.`}`;
     report.dataset.rate = rate();
   }
 
@@ -150,15 +150,16 @@ function modelPanels(part) {
     shares = p.map((w, s) => w * written[s]);
     effects = p.map((_, s) => without((a, b, c, d) => a === l && b === h && c === t && d === s));
     out.heading.textContent = `What each key puts into ${quote(labels[t])}, ${called(l, h)}`;
-    const made = table(["key", "p", "‖v·W_O‖", "‖p·v·W_O‖", "", "loss, without it"], p.map((w, s) => [el("span", {}, swatch(s), token(labels[s])), digits(w), digits(written[s]), digits(shares[s]), level(shares[s], most, hue(s)), change(effects[s])]));
+    const made = table(["key", "p", "‖v·W_O‖", "‖p·v·W_O‖", "", "Δ loss"], p.map((w, s) => [el("span", {}, swatch(s), token(labels[s])), digits(w), digits(written[s]), digits(shares[s]), level(shares[s], most, hue(s)), change(effects[s])]), { kind: "lines puts" });
     made.dataset.shares = JSON.stringify(shares);
     made.dataset.effects = JSON.stringify(effects);
-    out.body.replaceChildren(el("p", { class: "note", text: "A head adds Σ p·v·W_O to its word: a key of much weight adds little where its v·W_O is short. Last column: by how much the loss changes if this p·v·W_O is left out and the rest computed again." }), scrolling("What each key puts in", made));
+    out.body.replaceChildren(el("p", { class: "note", text: "A head adds Σ p·v·W_O to its word: a key of much weight adds little where its v·W_O is short. Δ loss: what changes if this p·v·W_O is left out and the rest computed again." }), scrolling("What each key puts in", made));
   }
   function explain() {
     const { l, h, t } = eye, head = run.layers[l].heads[h], gains = slopes.heads[l][h].gains[t], p = head.weights[t];
     const pulled = along(head.c, p.map((w, s) => w * gains[s]), head.k.slice(0, t + 1).map((x) => [...x]));
-    why(reasons.body, { labels: labels.slice(0, t + 1), p: [...p], gains, ...pulled, scale: head.c, chosen, choose: (s) => { chosen = s; explain(); }, query: `q of ${isolated(labels[t])}` });
+    why(reasons.body, { labels: labels.slice(0, t + 1), p: [...p], gains, ...pulled, scale: head.c, chosen, choose: (s) => { chosen = s; explain(); }, query: "q" });
+    reasons.heading.textContent = `The pull of each key on q of ${quote(labels[t])}`;
     reasons.body.prepend(el("p", { class: "note", text: "a says how much more weight on the key would lower the loss, ā its mean: keys above it draw q, those below drive it off." }));
     return pulled;
   }
@@ -220,15 +221,15 @@ function modelPanels(part) {
       ["A key is not a word.", l ? ` In layer ${l} the key of ${name(heavy)} is made of a vector to which the layers before added one ${digits(length(word) / length(run.layers[0].x[heavy]), 1)} times as long as that of the word and its place.` : " In layer 0 it is a word at its place; in later layers it holds what earlier ones wrote there, from all words up to it. Choose a head of the last layer to see how much."],
       ["A slope is not a step.", " −dL/dq says where the loss falls fastest from here, for a small step. Compare what the slope promised with what a step did, at a small and at a large learning rate."],
     ];
-    const made = table(["left out", "adds to the last word", "loss, without it"], parts.map(([name, size, off]) => [name, digits(size), change(off)]));
+    const made = table(["left out", "adds to the last word", "Δ loss"], parts.map(([name, size, off]) => [name, digits(size), change(off)]));
     made.dataset.parts = JSON.stringify(parts.map(([, , off]) => off));
     limits.body.replaceChildren(el("div", { class: "beside" }, el("ul", {}, ...items.map(([strong, text]) => el("li", {}, el("strong", { text: strong }), text))), scrolling("Left out, one at a time", made)),
-      el("p", { class: "note", text: "Jain and Wallace 2019, “Attention is not explanation”: quite other weights can give nearly the same answer; Wiegreffe and Pinter 2019, “Attention is not not explanation”: when that matters. Kobayashi et al. 2020, “Attention is not only a weight”: the norm of p·v·W_O beside p." }));
+      el("p", { class: "note", text: "Jain and Wallace 2019, “Attention is not explanation”: in their models quite other weights give nearly the same answer; Wiegreffe and Pinter 2019, “Attention is not not explanation”: when that matters. Kobayashi et al. 2020, “Attention is not only a weight”: the norm of p·v·W_O beside p." }));
   }
 
   input.value = said(ids);
-  const show = ({ head: [l, h], row, key }) => {
-    eye = { l, h, t: Math.min(row, ids.length - 1) };
+  const show = ({ head, row, key }) => { // the sentence may be another by now
+    eye = { l: head?.[0] ?? eye.l, h: head?.[1] ?? eye.h, t: Math.min(row ?? eye.t, ids.length - 1) };
     chosen = key !== null && key <= eye.t ? key : null;
     refresh();
     return { sentence: ask.node, next: guess.node, heads: map.node, output: out.node, step: step.node, pulls: reasons.node, limits: limits.node };
