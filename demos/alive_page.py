@@ -59,7 +59,7 @@ def compute(args: argparse.Namespace) -> dict:
     said = []
     for sentence, follows in EXAMPLES:
         p = np.asarray(jax.nn.softmax(jax.jit(logits)(w, jnp.array([words.index(x) for x in sentence.split()]))[-1]))
-        told.append(
+        said.append(
             {"sentence": sentence, "next": follows, "p": p[words.index(follows)], "best": words[int(p.argmax())]}
         )
     held = judged["two layers"]["held"]
