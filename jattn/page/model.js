@@ -26,8 +26,8 @@ function modelPanels(part) {
   const list = el("details", {}, el("summary", { text: `All ${grouped(words.length)} words; choose one to append it` }), el("div", { class: "row" }, ...words.map((word) => press(word, () => write(`${input.value.trim()} ${word}`.trim()), { class: "wordy" }))));
   ask.body.append(el("form", { class: "row", onsubmit: (e) => { e.preventDefault(); read(true); } }, el("label", { class: "wide" }, "Sentence", input), endings), refused,
     el("div", { class: "row" }, el("span", { class: "note", text: "Try (→ the word that it should say):" }), ...examples), list);
-  const listed = el("div"), losing = el("p", { class: "formula", id: "model-loss" });
-  guess.body.append(listed, el("div", { class: "row" }, el("label", {}, "It should say", wanted)), losing);
+  const after = el("h3"), listed = el("div"), losing = el("p", { class: "formula", id: "model-loss" });
+  guess.body.append(after, listed, el("div", { class: "row" }, el("label", {}, "It should say", wanted)), losing);
 
   function read(whole) {
     const typed = input.value.split(/\s+/).filter(Boolean), found = typed.map((word) => known.get(word) ?? known.get(word.toLowerCase()));
@@ -110,7 +110,7 @@ function modelPanels(part) {
   }
   function foresee() {
     const order = [...words.keys()].sort((a, b) => run.p[b] - run.p[a]), rank = order.indexOf(next), best = order.slice(0, 6), rows = rank < 6 ? best : [...best.slice(0, 5), next];
-    guess.heading.textContent = `What comes next after “${said(ids)}”`;
+    after.textContent = `After ${quote(said(ids))}`;
     const made = table(["word", "logit", "p", ""], rows.map((i) => [i === next ? el("strong", {}, token(words[i])) : token(words[i]), digits(run.logits[i]), digits(run.p[i]), level(run.p[i], 1, i === next ? "var(--ray)" : "var(--k0)")]));
     made.dataset.logits = JSON.stringify([...run.logits]);
     listed.replaceChildren(scrolling("What comes next", made));
@@ -149,18 +149,16 @@ function modelPanels(part) {
     const written = linear(v.slice(0, t + 1), W, net.E).map(length), most = Math.max(...p.map((w, s) => w * written[s]), 1e-300);
     shares = p.map((w, s) => w * written[s]);
     effects = p.map((_, s) => without((a, b, c, d) => a === l && b === h && c === t && d === s));
-    out.heading.textContent = `What each key puts into ${quote(labels[t])}, ${called(l, h)}`;
     const made = table(["key", "p", "‖v·W_O‖", "‖p·v·W_O‖", "", "Δ loss"], p.map((w, s) => [el("span", {}, swatch(s), token(labels[s])), digits(w), digits(written[s]), digits(shares[s]), level(shares[s], most, hue(s)), change(effects[s])]), { kind: "lines puts" });
     made.dataset.shares = JSON.stringify(shares);
     made.dataset.effects = JSON.stringify(effects);
-    out.body.replaceChildren(el("p", { class: "note", text: "A head adds Σ p·v·W_O to its word: a key of much weight adds little where its v·W_O is short. Δ loss: what changes if this p·v·W_O is left out and the rest computed again." }), scrolling("What each key puts in", made));
+    out.body.replaceChildren(el("p", { class: "note", text: "A head adds Σ p·v·W_O to its word: a key of much weight adds little where its v·W_O is short. Δ loss: what changes if this p·v·W_O is left out and the rest computed again." }), el("h3", { text: `Into ${quote(labels[t])}, ${called(l, h)}` }), scrolling("What each key puts in", made));
   }
   function explain() {
     const { l, h, t } = eye, head = run.layers[l].heads[h], gains = slopes.heads[l][h].gains[t], p = head.weights[t];
     const pulled = along(head.c, p.map((w, s) => w * gains[s]), head.k.slice(0, t + 1).map((x) => [...x]));
     why(reasons.body, { labels: labels.slice(0, t + 1), p: [...p], gains, ...pulled, scale: head.c, chosen, choose: (s) => { chosen = s; explain(); }, query: "q" });
-    reasons.heading.textContent = `The pull of each key on q of ${quote(labels[t])}`;
-    reasons.body.prepend(el("p", { class: "note", text: "a says how much more weight on the key would lower the loss, ā its mean: keys above it draw q, those below drive it off." }));
+    reasons.body.prepend(el("p", { class: "note", text: "a says how much more weight on the key would lower the loss, ā its mean: keys above it draw q, those below drive it off." }), el("h3", { text: `On q of ${quote(labels[t])}, ${called(l, h)}` }));
     return pulled;
   }
 
