@@ -347,6 +347,24 @@ def test_too_large_a_step_is_not_taken(visit):
     assert view.seen == []
 
 
+def test_steps_on_one_q_go_with_their_sentence_and_those_on_all_weights_stay(visit):
+    view = visit()
+    box, loss = view.get_by_role("combobox", name="Sentence"), view.locator("#model-loss")
+    start = loss.get_attribute("data-loss")
+    press(view, "One gradient step")
+    taught = loss.get_attribute("data-loss")
+    view.select_option("#model-moves", "q")
+    press(view, "One gradient step")
+    assert len({start, taught, loss.get_attribute("data-loss")}) == 3
+    for sentence in ("the bank", "the river"):
+        box.fill(sentence)
+    assert loss.get_attribute("data-loss") == taught
+    assert view.locator("#model-report").text_content().startswith("1 step taken. ")
+    press(view, "Undo")
+    assert loss.get_attribute("data-loss") == start
+    assert view.get_by_role("button", name="Undo").is_disabled()
+
+
 def test_the_keyboard_alone_and_the_focus_stays(visit):
     view = visit()
     view.get_by_role("combobox", name="Sentence").focus()

@@ -1,6 +1,7 @@
 """A small language model on a page, which the page computes: its next word, its gradient, a step of descent."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,12 @@ import numpy as np
 from jattn import _errors, _picture_inputs
 from jattn.page._document import Part
 
-_LAYER = {
+_WHOLE = MappingProxyType({"embed": "VE", "positions": "NE", "unembed": "EV", "norm": "E", "layers": ""})
+_LAYER = MappingProxyType({
     "norm": "E", "q": "EHD", "k": "EHD", "v": "EHW", "out": "HWE", "mlp_norm": "E", "mlp_in": "EM", "mlp_out": "ME",
-}  # fmt: skip
-_ENDS = {"embed": "VE", "positions": "NE", "unembed": "EV", "norm": "E"}
+})  # fmt: skip
+"""The axes of each array, a letter each; W is Dv."""
 _OPTIONAL = ("norm", "mlp_norm", "mlp_in", "mlp_out")
-_AXES = {"W": "Dv"}  # the axes that one letter does not name
 
 
 def model(
@@ -62,7 +63,7 @@ def model(
     """
     caller = "model"
     sizes: dict[str, int] = {}
-    arrays = _arrays(caller, "params", params, {**_ENDS, "layers": ""}, sizes)
+    arrays = _arrays(caller, "params", params, _WHOLE, sizes)
     layers = params["layers"]
     if not isinstance(layers, (list, tuple)) or not layers:
         got = {"params['layers']": "empty" if layers in ([], ()) else f"of type {type(layers).__name__}"}
@@ -109,7 +110,7 @@ def _arrays(
     for name, axes in wanted.items():
         if name not in held or not axes:
             continue
-        spelled = "[" + ", ".join(_AXES.get(axis, axis) for axis in axes) + "]"
+        spelled = "[" + ", ".join("Dv" if axis == "W" else axis for axis in axes) + "]"
         shape = tuple(sizes.get(axis) for axis in axes)
         x = _picture_inputs.numbers(caller, f"{place}[{name!r}]", held[name], (None,) * len(axes), spelled)
         if any(n not in (None, m) for n, m in zip(shape, x.shape, strict=True)) or 0 in x.shape:
