@@ -310,7 +310,7 @@ PLANTED = {
     "a frozen slider": ("check_steps", "const by = rate(), only", "const by = part.rate, only"),
     "a step against the slope": ("check_steps", "by: pull.map((x) => by * x)", "by: pull.map((x) => -by * x)"),
     "an undo that forgets nothing": ("check_steps", "state = history.pop().state;", "history.pop();"),
-    "a reset by one step": ("check_steps", "state = history[0].state;", "state = history.at(-1).state;"),
+    "a reset by one step": ("check_steps", "state = start; history", "state = history.at(-1).state; history"),
     "a wrong word let through": ("check_words", "const bad = found.indexOf(undefined)", "const bad = -1"),
     "half a word refused": ("check_words", "!whole && (!typed.length", "false && (!typed.length"),
 }  # fmt: skip
@@ -329,6 +329,18 @@ def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
     view.set_default_timeout(700)
     with pytest.raises(Exception, match=r"assert|Timeout|Mismatch|Not equal"):
         CHECKS[check](view)
+
+
+def test_a_reset_goes_back_farther_than_what_can_be_undone(visit):
+    view = visit()
+    before = q_of(view)
+    view.evaluate("for (let i = 0; i < 60; i++) document.querySelector('button.main').click()")
+    assert view.locator("#model-report").text_content().startswith("60 steps taken.")
+    assert np.abs(q_of(view) - before).max() > 1e-3
+    press(view, "Reset")
+    np.testing.assert_array_equal(q_of(view), before)
+    assert view.get_by_role("button", name="Reset").is_disabled()
+    assert view.seen == []
 
 
 def test_too_large_a_step_is_not_taken(visit):

@@ -3,10 +3,11 @@
 function modelPanels(part) {
   const net = network(part), { words } = part, known = new Map(words.map((word, i) => [word, i])), UNDONE = 50;
   const called = (l, h) => `layer ${l}, head ${h}`, quote = (name) => `“${isolated(name)}”`, change = (x) => signed(x, 4);
-  let state = { w: net.w, shifts: [] }, history = [], ids = part.examples[0].words, next = part.examples[0].next;
+  const start = { w: net.w, steps: 0, shifts: [] }; // steps on all weights are counted, those on one q are its shifts
+  let state = start, history = [], ids = part.examples[0].words, next = part.examples[0].next;
   let eye = { l: 0, h: 0, t: ids.length - 1 }, chosen = null, wide, labels, run, slopes, told = "";
 
-  const ask = panel("Type a sentence", "large", `A language model with two kinds of parts, attention heads and MLPs: ${grouped(net.L)} layers of ${grouped(net.H)} heads, ${grouped(net.size)} numbers. It reads from left to right and says which word may come next. Your browser computes it anew with each word that you type.`);
+  const ask = panel("Type a sentence", "large", `A language model: ${grouped(net.L)} layers of ${grouped(net.H)} attention heads${Object.keys(net.shapes).some((name) => name.endsWith("mlp_in")) ? ", with MLPs" : ""}; ${grouped(net.size)} numbers. It reads from left to right and says which word may come next. Your browser computes it anew with each word that you type.`);
   const guess = panel("What comes next", "small");
   const map = panel("Where each head looks", "half", "In each head a word asks with its query q, and the words up to it answer with their keys k: p = softmax(q·k/√D). Queries from top to bottom, keys from left to right. Choose a head, then a query.");
   const out = panel("What each key puts in", "half");
@@ -55,7 +56,7 @@ function modelPanels(part) {
 
   // Steps on one q are of one sentence, and go with it.
   function forget() {
-    const bare = (x) => ({ ...x, shifts: [] });
+    const bare = (x) => (x.steps ? { ...x, shifts: [] } : start);
     state = bare(state);
     history = history.filter((x) => !x.only).map((x) => ({ ...x, state: bare(x.state) }));
     eye.t = ids.length - 1;
@@ -67,7 +68,7 @@ function modelPanels(part) {
   const slider = el("input", { type: "range", id: "model-rate", min: -3, max: 1, step: 0.05, value: Math.log10(part.rate), oninput: () => tell() });
   const rate = () => Number((10 ** Number(slider.value)).toPrecision(2)), shown = el("output", { for: "model-rate", "aria-live": "off" });
   const moves = el("select", { id: "model-moves", onchange: () => tell() }, el("option", { value: "all", text: "all weights" }), el("option", { value: "q", text: "this q alone" }));
-  const undo = press("Undo", () => { state = history.pop().state; told = "The last step is undone."; refresh(); }), reset = press("Reset", () => { state = history[0].state; history = []; told = "All steps are undone."; refresh(); });
+  const undo = press("Undo", () => { state = history.pop().state; told = "The last step is undone."; refresh(); }), reset = press("Reset", () => { state = start; history = []; told = "All steps are undone."; refresh(); });
   const close = el("input", { type: "checkbox", id: "model-close", onchange: () => draw() }), report = el("p", { class: "formula", id: "model-report", "aria-live": "polite" });
   const drawing = svg("svg", { role: "img" }), axes = el("p", { class: "note" });
   step.body.append(el("div", { class: "row" }, press("One gradient step", descend, { class: "main" }), undo, reset, el("label", {}, "learning rate", slider, shown), el("label", {}, "what moves", moves), el("label", {}, close, "close to q")), report, drawing, axes);
@@ -77,7 +78,7 @@ function modelPanels(part) {
   function descend() {
     const by = rate(), only = moves.value === "q", pull = slope().map((x) => -x), before = { loss: loss(run, next), p: run.p[next], q: query(run) };
     const w = only ? state.w : Object.fromEntries(Object.entries(state.w).map(([name, x]) => [name, add(x, slopes.d[name], -by)]));
-    const moved = { w, shifts: only ? [...state.shifts, { ...eye, by: pull.map((x) => by * x) }] : state.shifts }, after = forward(net, moved, ids);
+    const moved = { w, steps: state.steps + !only, shifts: only ? [...state.shifts, { ...eye, by: pull.map((x) => by * x) }] : state.shifts }, after = forward(net, moved, ids);
     const ended = loss(after, next), off = add(query(after), before.q, -1), foretold = -by * (only ? squared(pull) : Object.values(slopes.d).reduce((sum, x) => sum + squared(x), 0));
     if (![ended, ...off].every(Number.isFinite)) { told = `No step was taken: at the learning rate ${digits(by)} it leads beyond what floating point can hold. Take a smaller one.`; return refresh(); }
     history.push({ state, only });
@@ -90,9 +91,11 @@ function modelPanels(part) {
   function tell() {
     shown.textContent = digits(rate());
     slider.setAttribute("aria-valuetext", digits(rate()));
-    undo.disabled = reset.disabled = !history.length;
+    const taken = state.steps + state.shifts.length;
+    undo.disabled = !history.length;
+    reset.disabled = !taken;
     const each = labels[eye.t], what = moves.value === "q" ? `q of ${quote(each)} in ${called(eye.l, eye.h)}, along its −dL/dq` : "all weights along −dL/dw, and q follows from them";
-    report.textContent = `${history.length ? `${grouped(history.length)} step${history.length > 1 ? "s" : ""} taken. ` : ""}${told || `To make ${quote(words[next])} more likely after ${quote(said(ids))}, a step moves ${what}.`}`;
+    report.textContent = `${taken ? `${grouped(taken)} step${taken > 1 ? "s" : ""} taken. ` : ""}${told || `To make ${quote(words[next])} more likely after ${quote(said(ids))}, a step moves ${what}.`}`;
     report.dataset.rate = rate();
   }
 
@@ -162,7 +165,7 @@ function modelPanels(part) {
     return pulled;
   }
 
-  // The plane: −dL/dq before the steps that can be undone, to the right; across it, where the keys lie farthest apart.
+  // The plane: −dL/dq before all steps, to the right; across it, where the keys lie farthest apart.
   function frame(keys, slope) {
     const unit = (x) => { const n = length(x); return n > 1e-12 ? x.map((y) => y / n) : x.map(() => 0); };
     const mean = keys.reduce((a, b) => add(a, b)).map((x) => x / keys.length), spread = keys.map((x) => add(x, mean, -1));
@@ -176,7 +179,7 @@ function modelPanels(part) {
     return { axes: [right, up], holds: all > 0 ? spread.reduce((sum, x) => sum + dot(x, right) ** 2 + dot(x, up) ** 2, 0) / all : 1 };
   }
   function draw() {
-    const { l, h, t } = eye, start = history[0]?.state, began = start ? forward(net, start, ids) : run, fell = start ? backward(net, start, began, next) : slopes;
+    const { l, h, t } = eye, began = forward(net, start, ids), fell = backward(net, start, began, next);
     const at = frame(began.layers[l].heads[h].k.slice(0, t + 1), fell.heads[l][h].dq[t].map((x) => -x)), flat = (x) => at.axes.map((axis) => dot(axis, x));
     const path = [...history.map((x) => x.state), state].map((x) => flat(query(forward(net, x, ids)))), keys = run.layers[l].heads[h].k.slice(0, t + 1).map(flat), q = path.at(-1), total = slope().map((x) => -x);
     const W = Math.max(wide, 240), H = Math.round(clamp(W * 0.6, 230, 420)), long = Math.min(90, W * 0.2), seen = close.checked ? path : [[0, 0], ...keys, ...path];
@@ -195,7 +198,7 @@ function modelPanels(part) {
     arrow(into, from, tip(flat(total)), "var(--ink)", 3);
     into.append(svg("circle", { cx: from[0], cy: from[1], r: 6.5, fill: "var(--panel)", stroke: "var(--ink)", "stroke-width": 2.2 }), svg("circle", { cx: from[0], cy: from[1], r: 2.2, fill: "var(--ink)" }), svg("text", { class: "rim", x: from[0], y: from[1] - 12, "text-anchor": "middle", "font-weight": 700, text: "q" }));
     const gone = add(query(run), query(began), -1);
-    axes.textContent = `q of ${quote(labels[t])}, ${called(l, h)}, at the ring${history.length ? `, ${digits(length(gone), 4)} from where it began, the line behind it` : ""}; shapes are keys. The thick arrow is −dL/dq, of length ${digits(length(total), 4)}, thin ones the pulls that sum to it, ${times ? `drawn ${tick(Number((times / unit).toPrecision(2)))} times as long` : "and all too short to be drawn"}. To the right: −dL/dq ${history.length ? "before these steps" : "now"}; up: across it, where the keys lie farthest apart. The plane holds ${digits(100 * at.holds, 0)} % of their spread.`;
+    axes.textContent = `q of ${quote(labels[t])}, ${called(l, h)}, at the ring${state !== start ? `, ${digits(length(gone), 4)} from where it began, the line behind it` : ""}; shapes are keys. The thick arrow is −dL/dq, of length ${digits(length(total), 4)}, thin ones the pulls that sum to it, ${times ? `drawn ${tick(Number((times / unit).toPrecision(2)))} times as long` : "and all too short to be drawn"}. To the right: −dL/dq ${state !== start ? "before these steps" : "now"}; up: across it, where the keys lie farthest apart. The plane holds ${digits(100 * at.holds, 0)} % of their spread.`;
     drawing.setAttribute("aria-label", axes.textContent);
     drawing.dataset.q = JSON.stringify([...query(run)]);
     drawing.dataset.path = path.length;
