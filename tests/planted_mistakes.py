@@ -528,7 +528,7 @@ plant("a refusal that no table knows", ATTEND, "    if T == 0 or S == 0:",
 # A page: its story, and blocks of thousands of tokens.
 
 STORY = "story.py::test_the_story[check_steps]"
-MODEL = "page_model.py::test_the_arithmetic_of_the_page_is_that_of_jax"
+MODEL = "page_arithmetic.py::test_the_arithmetic_of_the_page_is_that_of_jax"
 plant("a button of the story that does nothing", "jattn/page/story.js", "onclick: () => go(at + 1)",
       "onclick: () => go(at)", STORY)
 plant("a story that shows another frame", "jattn/page/_document.py", '{**step, "part": at[step["part"]]}',
