@@ -76,7 +76,7 @@ def compute(args: argparse.Namespace) -> dict:
     name = args.out / f"any_training_loop_{args.model}"
     part = page.run(shown, names, target=river, query="bank", loss="field of −log w_river")
     note = "The path is that of the training. The field and the pulls drawn here are those of −log of river's weight."
-    drawn = figures.training(shown, names, log=True, title=f"{name.name}: bank in “{STORY[0]}”, head {best + 1}")
+    drawn = figures.training(shown, names, log=True, title=f"{name.name}: bank in “{STORY[0]}”, head {best}")
     files = _cli.save(
         args.out, lambda: [*figures.save(drawn, name), page.write(f"{name}.html", name.name, part, note=note)]
     )
@@ -87,9 +87,9 @@ def show(console: Console, r: dict) -> None:
     run, names = r["run"], r["names"]
     _cli.title(console, f"What was kept of the training of a model of {r['model']}: bank in “{STORY[0]}”")
     columns = [run["right"], run["loss"], *np.transpose(r["on_clues"]), run["entropy"], r["slope"]]
-    heads = [f"clues,\nhead {h + 1}" for h in range(len(r["on_clues"][0]))]
+    heads = [f"clues,\nhead {h}" for h in range(len(r["on_clues"][0]))]
     rows = [[str(step), *_cli.numbers(row)] for step, row in zip(run["steps"], zip(*columns, strict=True), strict=True)]
-    chosen = f"head {r['head'] + 1}"
+    chosen = f"head {r['head']}"
     titles = ["step", "held out,\nright", "loss", *heads, f"entropy,\n{chosen}", f"|dL/dq|,\n{chosen}"]
     console.print(_cli.table(titles, rows))
     console.print("clues: the attention of bank to river and water. Loss, entropy, dL/dq: of this sentence.")

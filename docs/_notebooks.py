@@ -4,7 +4,6 @@ A cell of pictures says in its metadata what they show: # %% alt="…". The cell
 run where jattn is.
 """
 
-import base64
 import html
 import importlib.util
 import os
@@ -50,7 +49,7 @@ def shown(output, alt):
         return f"<pre>{html.escape(output.text)}</pre>"
     data = output.data
     if "image/png" in data:
-        source = base64.b64encode(base64.b64decode(data["image/png"])).decode()
+        source = "".join(data["image/png"].split())
         named = f' alt="{html.escape(alt)}"' if alt else ""
         return f'<img{named} src="data:image/png;base64,{source}">'
     return data["text/html"] if "text/html" in data else f"<pre>{html.escape(data['text/plain'])}</pre>"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jattn import _errors
+from jattn.masks import EMPTY, FULL, PARTIAL
 
 _ORDER = ("loss", "p", "p_r", "cosines", "margin", "norm")  # of the panels of a run; any others follow
 
@@ -40,6 +41,15 @@ def numbers(
     if finite and not np.isfinite(x).all():
         _errors.fail(ValueError, caller, f"{name} must be finite", "Leave out what is not a number.", **{name: x})
     return x
+
+
+def block_states(caller: str, name: str, x: Any, shape: tuple[int | None, ...], axes: str) -> np.ndarray:
+    """The block state of a mask for each tile."""
+    states = numbers(caller, name, x, shape, axes)
+    if not np.isin(states, (EMPTY, PARTIAL, FULL)).all():
+        remedy = "These are EMPTY, PARTIAL and FULL, as mask.block_state says."
+        _errors.fail(ValueError, caller, f"{name} must be 0, 1 or 2", remedy, **{name: states})
+    return states
 
 
 def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> list[str]:

@@ -191,7 +191,7 @@ def test_other_kinds_of_numbers_and_nothing_at_all():
          r"int\. Pass a mapping\.$"),
         (lambda: console.why([[1.0]], ["a"], total=[1, 2]), ValueError, r"^why: total must have the shape \[D\]"),
         (lambda: console.tiles([[3]]), ValueError, r"^tiles: block_states must be 0, 1 or 2, got block_states "
-         r"\[1, 1\]\. 0 none, 1 some, 2 all\.$"),
+         r"\[1, 1\]\. These are EMPTY, PARTIAL and FULL, as mask\.block_state says\.$"),
         (lambda: console.conserved({}), TypeError, r"^conserved: quantities must map each quantity to \(predicted, "
          r"measured\), got quantities empty\. Pass a mapping\.$"),
         (lambda: console.save("x", "row.pdf"), ValueError, r"^save: file must end in \.svg or \.html, got file "

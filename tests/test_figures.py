@@ -413,7 +413,7 @@ REFUSED = [
     (
         lambda: figures.tiles([[3]]),
         ValueError,
-        r"^tiles: block_states must be 0, 1 or 2, got block_states \[1, 1\]\. 0 none",
+        r"^tiles: block_states must be 0, 1 or 2, got block_states \[1, 1\]\. These are EMPTY",
     ),
     (
         lambda: figures.tiles([[1, 2]], values=np.ones((4, 4)), shape=(4, 4)),

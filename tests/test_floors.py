@@ -23,7 +23,7 @@ FLOORS = {
     "masks": 1,
     "scores": 1,
     "positions": 1,
-    "_picture_inputs": 1,
+    "_picture_inputs": 2,
     "arguments": 2,
     "engine": 2,
     "one_head": 3,
@@ -56,7 +56,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     ],
     "engine.batching": [["partition"], ["primitive"], ["vmap"]],
     "engine.kernels": [["layout"], ["gpu", "passes", "tpu"], ["support"], ["report"]],
-    "figures": [["_canvas"], ["_effects", "_plane", "_signed", "_weights"], ["_time"]],
+    "figures": [["_canvas"], ["_effects", "_plane", "_signed", "_tiles", "_weights"], ["_time"]],
     "flow": [
         ["_closed", "_margins", "_measures", "_paths"],
         ["_continuous", "_diagnosis", "_long", "_recorder", "_rows"],

@@ -19,6 +19,7 @@ from _checked_shapes import checked
 from _docstrings import flaws
 
 import jattn
+from jattn.sharding._schemes import Scheme
 
 ALL = [
     "CHECKPOINT_NAMES",
@@ -100,6 +101,7 @@ def public_functions():
 
 
 FUNCTIONS = dict(public_functions())
+SCHEMES = {f"jattn.sharding.{name}" for name in ("ring", "all_to_all", "gather", "tree", "ring_all_to_all")}
 
 
 def test_the_names_are_these():
@@ -146,11 +148,15 @@ def keywords_of(overload):
         if p.kind is p.VAR_KEYWORD:
             for options in typing.get_args(p.annotation):
                 yield from options.__annotations__
-        else:
+        elif name != "self":
             yield name
 
 
-OVERLOADED = {name: typing.get_overloads(f) for name, f in FUNCTIONS.items() if typing.get_overloads(f)}
+OVERLOADED = {
+    name: overloads
+    for name, f in FUNCTIONS.items()
+    if (overloads := typing.get_overloads(Scheme.__call__ if name in SCHEMES else f))
+}
 
 
 @pytest.mark.parametrize("name", OVERLOADED)

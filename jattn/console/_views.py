@@ -266,9 +266,7 @@ def tiles(block_states: Any, *, title: str | None = None, width: int = 80) -> Re
       █▒
       █ full: 1, ▒ partial: 2, · empty: 1
     """
-    v = _picture_inputs.numbers("tiles", "block_states", block_states, (None, None), "[I, J]")
-    if not np.isin(v, (EMPTY, PARTIAL, FULL)).all():
-        _errors.fail(ValueError, "tiles", "block_states must be 0, 1 or 2", "0 none, 1 some, 2 all.", block_states=v)
+    v = _picture_inputs.block_states("tiles", "block_states", block_states, (None, None), "[I, J]")
     counts = [int((v == n).sum()) for n in (FULL, PARTIAL, EMPTY)]
     n = -(-v.shape[1] // width) if v.size else 1
     squares = [[v[i : i + n, j : j + n] for j in range(0, v.shape[1], n)] for i in range(0, len(v), n)]

@@ -19,8 +19,9 @@ from jattn.figures._canvas import save
 from jattn.figures._effects import effects
 from jattn.figures._plane import path
 from jattn.figures._signed import conserved, why
+from jattn.figures._tiles import blocks, tiles
 from jattn.figures._time import animate, training
-from jattn.figures._weights import arcs, blocks, heads, tiles, weights
+from jattn.figures._weights import arcs, heads, weights
 
 __all__ = [
     "animate",

@@ -33,6 +33,8 @@ DASHES: tuple[Any, ...] = (
 )  # fmt: skip
 MARKERS = "osD^vPXh"
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "||")
+# With what is not finite no more than 256 colours, so that `save` can write a palette; of an odd number, one is zero's.
+VIRIDIS, PUOR = (matplotlib.colormaps[name].resampled(255) for name in ("viridis", "PuOr"))
 
 
 def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("png", "svg")) -> list[Path]:

@@ -70,10 +70,7 @@ def blocks(
     held["largest"] = y.astype(np.float32)
     held["states"] = None
     if states is not None:
-        z = _picture_inputs.numbers(caller, "states", states, (n, m), "[n, m]")
-        if not np.isin(z, (0, 1, 2)).all():
-            must, remedy = "states must be 0, 1 or 2", "These are EMPTY, PARTIAL and FULL, as mask.block_state says."
-            _errors.fail(ValueError, caller, must, remedy, states=z)
+        z = _picture_inputs.block_states(caller, "states", states, (n, m), "[n, m]")
         held["states"] = ["".join(map(str, line)) for line in z.astype(int)]
     held["rows"], exact = [], []
     for t, w in sorted((rows or {}).items()):

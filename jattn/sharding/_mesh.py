@@ -1,7 +1,6 @@
 """A mesh and specs in place of a hand-written `jax.shard_map`; and the order of rows that balances causal work."""
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 import jax
@@ -13,7 +12,7 @@ from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.sharding._blocks import SchemeOptions, leaf_axes, of_shards
-from jattn.sharding._schemes import ring, tree, whole
+from jattn.sharding._schemes import Scheme, ring, tree, whole
 
 RowsOf = TypeVar("RowsOf", jax.Array, np.ndarray)
 
@@ -26,7 +25,7 @@ def attention(
     *,
     mesh: Mesh,
     spec: PartitionSpec,
-    scheme: Callable[..., Any] = ...,
+    scheme: Scheme = ...,
     return_lse: Literal[False] = ...,
     **options: Unpack[SchemeOptions],
 ) -> Float[Array, "*B T H Dv"]: ...
@@ -38,7 +37,7 @@ def attention(
     *,
     mesh: Mesh,
     spec: PartitionSpec,
-    scheme: Callable[..., Any] = ...,
+    scheme: Scheme = ...,
     return_lse: Literal[True],
     **options: Unpack[SchemeOptions],
 ) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
@@ -49,7 +48,7 @@ def attention(
     *,
     mesh: Mesh,
     spec: PartitionSpec,
-    scheme: Callable[..., Any] = ring,
+    scheme: Scheme = ring,
     mask: Any = None,
     score: ScoreModifier | None = None,
     sink: Any = None,

@@ -1,8 +1,8 @@
 """The schemes: ways for P devices, each with a piece of one sequence, to attend over all of it."""
 
 import dataclasses
-from collections.abc import Hashable
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, Protocol, Unpack, cast, overload, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,26 +23,42 @@ from jattn.sharding._exchange import (
 )
 
 
-@overload
-def ring(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: Hashable,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[SchemeOptions],
-) -> Float[Array, "*B T H Dv"]: ...
-@overload
-def ring(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: Hashable,
-    return_lse: Literal[True],
-    **options: Unpack[SchemeOptions],
-) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
+@runtime_checkable
+class Scheme(Protocol):
+    """What every scheme is, inside `jax.shard_map`: a function of local blocks, as `ring` documents it."""
+
+    @overload
+    def __call__(
+        self,
+        q: ArrayLike,
+        k: ArrayLike,
+        v: ArrayLike,
+        *,
+        axis_name: Hashable,
+        return_lse: Literal[False] = ...,
+        **options: Unpack[SchemeOptions],
+    ) -> Float[Array, "*B T H Dv"]: ...
+    @overload
+    def __call__(
+        self,
+        q: ArrayLike,
+        k: ArrayLike,
+        v: ArrayLike,
+        *,
+        axis_name: Hashable,
+        return_lse: Literal[True],
+        **options: Unpack[SchemeOptions],
+    ) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, axis_name: Any, return_lse: bool = False, **options: Unpack[SchemeOptions]
+    ) -> Any: ...
+
+
+def _scheme(f: Callable[..., Any]) -> Scheme:
+    return cast(Scheme, f)
+
+
+@_scheme
 def ring(
     q: Any,
     k: Any,
@@ -101,26 +117,7 @@ def ring(
     return unflatten_batch(b, *ring_attention(b, axis_name), return_lse)
 
 
-@overload
-def all_to_all(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: Hashable,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[SchemeOptions],
-) -> Float[Array, "*B T H Dv"]: ...
-@overload
-def all_to_all(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: Hashable,
-    return_lse: Literal[True],
-    **options: Unpack[SchemeOptions],
-) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
+@_scheme
 def all_to_all(
     q: Any,
     k: Any,
@@ -164,26 +161,7 @@ def all_to_all(
     return unflatten_batch(b, out, lse, return_lse)
 
 
-@overload
-def gather(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: Hashable,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[SchemeOptions],
-) -> Float[Array, "*B T H Dv"]: ...
-@overload
-def gather(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: Hashable,
-    return_lse: Literal[True],
-    **options: Unpack[SchemeOptions],
-) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
+@_scheme
 def gather(
     q: Any,
     k: Any,
@@ -228,26 +206,7 @@ def gather(
     return unflatten_batch(b, rows_before_heads(out), rows_before_heads(lse), return_lse)
 
 
-@overload
-def tree(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: Hashable,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[SchemeOptions],
-) -> Float[Array, "*B T H Dv"]: ...
-@overload
-def tree(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: Hashable,
-    return_lse: Literal[True],
-    **options: Unpack[SchemeOptions],
-) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
+@_scheme
 def tree(
     q: Any,
     k: Any,
@@ -303,32 +262,13 @@ def tree(
     return unflatten_batch(b, rows_before_heads(out.astype(own.dtype)), rows_before_heads(lse), return_lse)
 
 
-@overload
-def ring_all_to_all(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: tuple[Hashable, Hashable],
-    return_lse: Literal[False] = ...,
-    **options: Unpack[SchemeOptions],
-) -> Float[Array, "*B T H Dv"]: ...
-@overload
-def ring_all_to_all(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    axis_name: tuple[Hashable, Hashable],
-    return_lse: Literal[True],
-    **options: Unpack[SchemeOptions],
-) -> tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]: ...
+@_scheme
 def ring_all_to_all(
     q: Any,
     k: Any,
     v: Any,
     *,
-    axis_name: tuple[Any, Any],
+    axis_name: Any,
     return_lse: bool = False,
     **options: Unpack[SchemeOptions],
 ) -> Any:
@@ -373,6 +313,7 @@ def ring_all_to_all(
     return unflatten_batch(b, out, lse, return_lse)
 
 
+@_scheme
 def whole(q: Any, k: Any, v: Any, *, axis_name: Any, return_lse: bool, **options: Unpack[SchemeOptions]) -> Any:
     """A sequence that every device holds whole: no scheme at all."""
     b = local_blocks("attention", q, k, v, axis_name, **options)
