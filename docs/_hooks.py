@@ -26,7 +26,7 @@ import _messages  # noqa: E402
 import _notebooks  # noqa: E402
 
 KEPT = ROOT / "build" / "kept"
-LIVE = ("bank_page", "explore")
+LIVE = ("bank_page", "explore", "alive_page")
 OUTPUT = re.compile(r'<div class="output" id="output-(\d+)"></div>')
 outputs = {}  # page → the HTML of the outputs of its cells
 SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md", "demos/ERRATA.md", "demos/pictures/*.png", "benchmarks/results/*.md")
@@ -67,7 +67,7 @@ def run_demo(name):
     if not kept.exists():
         with tempfile.TemporaryDirectory(dir=KEPT) as folder:
             file = Path(folder, f"{name}.html")
-            out = folder if name == "bank_page" else str(file)
+            out = str(file) if name == "explore" else folder
             environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
             command = [sys.executable, str(ROOT / "demos" / f"{name}.py"), "--json", "--out", out]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)

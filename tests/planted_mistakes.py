@@ -528,6 +528,7 @@ plant("a refusal that no table knows", ATTEND, "    if T == 0 or S == 0:",
 # A page: its story, and blocks of thousands of tokens.
 
 STORY = "story.py::test_the_story[check_steps]"
+MODEL = "page_arithmetic.py::test_the_arithmetic_of_the_page_is_that_of_jax"
 plant("a button of the story that does nothing", "jattn/page/story.js", "onclick: () => go(at + 1)",
       "onclick: () => go(at)", STORY)
 plant("a story that shows another frame", "jattn/page/_document.py", '{**step, "part": at[step["part"]]}',
@@ -537,6 +538,14 @@ plant("blocks joined as if each held as many queries", "jattn/page/blocks.js", "
 plant("another pair of tokens than was chosen", "jattn/page/panels.js",
       "(i * T + only) * S + to", "(i * T + to) * S + only",
       "head_table.py::test_of_a_pair_the_heads_are_listed_that_attend_it_most")
+plant("the page's norm has a slope without its mean", "jattn/page/transformer.js", "r * dn[i] - a * mean",
+      "r * dn[i]", MODEL)
+plant("the page's gelu is a little steeper", "jattn/page/transformer.js", "(1 + 3 * 0.044715",
+      "(1 + 2 * 0.044715", MODEL)
+plant("the page attends one word too many", "jattn/page/transformer.js", "k.slice(0, t + 1)",
+      "k.slice(0, t + 2)", MODEL)
+plant("a share on the page without its weight", "jattn/page/model.js", "shares = p.map((w, s) => w * written[s])",
+      "shares = written", MODEL)
 plant("a frame beyond a run in a story", "jattn/page/_story.py", "if at >= n:", "if at > n:",
       "story.py::test_refusals")
 plant("a story that tells of another step", "demos/_bank_story.py", "t = int(cos.argmin())",

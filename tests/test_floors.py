@@ -81,7 +81,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
             "_where",
         ],
     ],
-    "page": [["_document"], ["_blocks", "_head_table", "_story"]],
+    "page": [["_document"], ["_blocks", "_head_table", "_model", "_story"]],
     "positions": [["_angles", "_frequencies"], ["_rotary", "_scalings"]],
     "scores": [["_pointwise"], ["_relative"]],
     "sharding": [["_blocks", "_ring"], ["_exchange", "_statistics"], ["_schemes"], ["_mesh"], ["_plan"]],

@@ -305,8 +305,8 @@ def step(**more):
 
 
 REFUSED = [
-    (lambda: page.story("x", STEPS), TypeError, "story: part must be a part of a page, got part of type str. Make it with page.weights, heads, head_table, run or blocks."),
-    (lambda: page.story(page.story(RUN, STEPS[0]), STEPS[0]), TypeError, "story: part must be a part of a page, got part story. Make it with page.weights, heads, head_table, run or blocks."),
+    (lambda: page.story("x", STEPS), TypeError, "story: part must be a part of a page, got part of type str. Make it with page.weights, heads, head_table, run, blocks or model."),
+    (lambda: page.story(page.story(RUN, STEPS[0]), STEPS[0]), TypeError, "story: part must be a part of a page, got part story. Make it with page.weights, heads, head_table, run, blocks or model."),
     (lambda: page.story([], STEPS), ValueError, "story: part must not be empty, got part of length 0. Give at least one."),
     (lambda: page.story(RUN, []), ValueError, "story: steps must not be empty, got steps of length 0. Give at least one."),
     (lambda: page.story(RUN, [{"title": "a"}]), TypeError, "story: steps must hold page.Step, got steps[0] of type dict. Make each with page.Step(title, text)."),
@@ -319,7 +319,7 @@ REFUSED = [
     (step(key=3), ValueError, "story: steps[1].key must name a key, got steps[1].key 3 and of these 3. Count from 0."),
     (step(part=1, row=3), ValueError, "story: steps[1].row must name a query, got steps[1].row 3 and of these 3. Count from 0."),
     (step(part=1, frame=0), ValueError, "story: steps[1].frame must be None of page.weights, got steps[1].frame given. Only a part of page.run has one."),
-    (step(part=2, key=0), ValueError, "story: steps[1].key must be None of page.heads, got steps[1].key given. Only a part of page.run or page.weights has one."),
+    (step(part=2, key=0), ValueError, "story: steps[1].key must be None of page.heads, got steps[1].key given. Only a part of page.run or page.weights or page.model has one."),
     (step(part=2, head=(2, 0)), ValueError, "story: steps[1].head[0] must name a layer, got steps[1].head[0] 2 and of these 2. Count from 0."),
     (step(part=2, head=(0, 2)), ValueError, "story: steps[1].head[1] must name a head, got steps[1].head[1] 2 and of these 2. Count from 0."),
     (step(part=2, head=1), TypeError, "story: steps[1].head must be (layer, head), got steps[1].head of type int. Count both from 0."),

@@ -1,7 +1,8 @@
 """A page: arrays in, one HTML file out that needs nothing else, no network, no server, not even this library.
 
-`weights`, `heads`, `head_table`, `run` and `blocks` each make a part of a page from arrays, and `story` tells of parts
-step by step; in a notebook a part shows itself. `write` puts parts into one file:
+`weights`, `heads`, `head_table`, `run` and `blocks` each make a part of a page from arrays, `model` one that computes
+a small language model, and `story` tells of parts step by step; in a notebook a part shows itself. `write` puts parts
+into one file:
 
     page.write("bank.html", "bank and river", page.run(run, ["river", "money", "the"], target=0))
 
@@ -22,9 +23,10 @@ from jattn._types import NumPyArrayLike
 from jattn.page._blocks import blocks
 from jattn.page._document import Part, document, laid_out
 from jattn.page._head_table import head_table
+from jattn.page._model import model
 from jattn.page._story import Step, story
 
-__all__ = ["Part", "Step", "blocks", "head_table", "heads", "html", "run", "story", "weights", "write"]
+__all__ = ["Part", "Step", "blocks", "head_table", "heads", "html", "model", "run", "story", "weights", "write"]
 
 
 def weights(
@@ -207,8 +209,8 @@ def html(title: str, *parts: Part, note: str = "") -> str:
 
     Args:
       title: what is to be seen.
-      parts: what `weights`, `heads`, `head_table`, `run`, `blocks` and `story` made; any number of runs and at most one
-        of each other kind. The parts that a story tells of need not be given again.
+      parts: what `weights`, `heads`, `head_table`, `run`, `blocks`, `model` and `story` made; any number of runs and at
+        most one of each other kind. The parts that a story tells of need not be given again.
       note: a sentence below the title.
 
     Returns:
@@ -229,9 +231,9 @@ def html(title: str, *parts: Part, note: str = "") -> str:
     for part in parts:
         if not isinstance(part, Part):
             got = {"parts": f"of type {type(part).__name__}"}
-            remedy = "Make each with page.weights, heads, head_table, run, blocks or story."
+            remedy = "Make each with page.weights, heads, head_table, run, blocks, model or story."
             _errors.fail(TypeError, "html", "parts must be parts of a page", remedy, **got)
-    for kind in ("story", "weights", "heads", "head_table", "blocks"):
+    for kind in ("story", "weights", "heads", "head_table", "blocks", "model"):
         if sum(part.kind == kind for part in (parts if kind == "story" else laid_out(parts)[0])) > 1:
             _errors.fail(ValueError, "html", f"a page shows {kind} once", "Write two pages.", parts=f"with two {kind}")
     return document(str(title), str(note), parts)

@@ -15,7 +15,8 @@ import numpy as np
 
 _SCRIPTS = MappingProxyType({
     "core.js": None, "drawing.js": None, "plane.js": None, "panels.js": None, "heads.js": "head_table",
-    "blocks.js": "blocks", "saving.js": None, "story.js": "story", "main.js": None,
+    "blocks.js": "blocks", "transformer.js": "model", "model.js": "model", "saving.js": None,
+    "story.js": "story", "main.js": None,
 })  # fmt: skip
 """In their order; the kind of part without which a page does not need it."""
 
@@ -29,7 +30,7 @@ class Part:
 
     def _repr_html_(self) -> str:
         names = {"weights": "The weights of a head", "heads": "Heads", "head_table": "Heads in numbers", "run": "A run"}
-        names |= {"blocks": "Blocks of attention", "story": "A story"}
+        names |= {"blocks": "Blocks of attention", "model": "A language model", "story": "A story"}
         name = names[self.kind]
         return frame(document(name, "", [self], heading=""), name)
 

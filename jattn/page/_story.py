@@ -14,6 +14,7 @@ _ARGUMENTS = MappingProxyType(
         "heads": ("head",),
         "head_table": ("head",),
         "blocks": ("row",),
+        "model": ("head", "row", "key"),
     }
 )
 
@@ -28,7 +29,8 @@ class Step(NamedTuple):
     highlight: str | Sequence[str] = ()
     """What is outlined, by name: "plane", "weights", "pulls", "training", "conserved" or a series of a run; "weights",
     "steps" or "pulls" of a head; "overview" or "arcs" of heads; "table", "scatter" or "pictures" of a table of heads;
-    "blocks" or "row" of blocks. The page scrolls to the first."""
+    "blocks" or "row" of blocks; "sentence", "next", "heads", "output", "step", "pulls" or "limits" of a model. The page
+    scrolls to the first."""
     frame: int | None = None
     """Of a run, from 0 to F − 1; the first if None."""
     try_: str = ""
@@ -38,9 +40,10 @@ class Step(NamedTuple):
     key: int | None = None
     """The key, from 0 to S − 1, whose pull is written out."""
     row: int | None = None
-    """Of a head or of blocks: the query, from 0 to T − 1, whose row is shown; the first if None."""
+    """Of a head or of blocks: the query, from 0 to T − 1, whose row is shown; the first if None. Of a model: a word of
+    its first example; what the reader chose if None."""
     head: tuple[int, int] | None = None
-    """Of heads: (layer, head); the first if None."""
+    """Of heads: (layer, head); the first if None. Of a model: what the reader chose if None."""
 
 
 def story(part: Part | Sequence[Part], steps: Sequence[Step], *, title: str = "Step by step") -> Part:
@@ -51,8 +54,8 @@ def story(part: Part | Sequence[Part], steps: Sequence[Step], *, title: str = "S
     in print and where scripts are not allowed. With reduced motion nothing glides.
 
     Args:
-      part: what it tells of, made by `weights`, `heads`, `head_table`, `run` or `blocks`. The page shows these parts
-        too, each once, even if it is also given to `html`.
+      part: what it tells of, made by `weights`, `heads`, `head_table`, `run`, `blocks` or `model`. The page shows these
+        parts too, each once, even if it is also given to `html`.
       steps: each a `Step`, in their order.
       title: of the story.
 
@@ -80,7 +83,7 @@ def story(part: Part | Sequence[Part], steps: Sequence[Step], *, title: str = "S
     for x in parts:
         kind = x.kind if isinstance(x, Part) else f"of type {type(x).__name__}"
         if kind not in _ARGUMENTS:
-            remedy = "Make it with page.weights, heads, head_table, run or blocks."
+            remedy = "Make it with page.weights, heads, head_table, run, blocks or model."
             _errors.fail(TypeError, "story", "part must be a part of a page", remedy, part=kind)
     listed = (steps,) if isinstance(steps, Step) or not isinstance(steps, (list, tuple)) else tuple(steps)
     for name, given in (("part", parts), ("steps", listed)):
@@ -97,6 +100,8 @@ def views(part: Part) -> tuple[str, ...]:
     held = part.data
     if part.kind == "blocks":
         return "blocks", *["row"] * bool(held["rows"])
+    if part.kind == "model":
+        return "sentence", "next", "heads", "output", "step", "pulls", "limits"
     if part.kind == "heads":
         return "overview", "arcs"
     if part.kind == "head_table":
@@ -130,17 +135,19 @@ def _step(i: int, step: Any, parts: Sequence[Part]) -> dict[str, Any]:
             owners = " or ".join(f"page.{kind}" for kind, has in _ARGUMENTS.items() if name in has)
             must, remedy = f"{place}.{name} must be None of page.{part.kind}", f"Only a part of {owners} has one."
             _errors.fail(ValueError, "story", must, remedy, **{f"{place}.{name}": "given"})
-    shape = _shape(part)
-    if "head" in _ARGUMENTS[part.kind]:
+    shape, kept = _shape(part), part.kind == "model"
+    if kept:
+        made |= {"head": None, "row": None}
+    if "head" in _ARGUMENTS[part.kind] and not (kept and step.head is None):
         head = (0, 0) if step.head is None else step.head
         if not isinstance(head, (list, tuple)) or len(head) != 2:
             remedy, got = "Count both from 0.", {f"{place}.head": f"of type {type(head).__name__}"}
             _errors.fail(TypeError, "story", f"{place}.head must be (layer, head)", remedy, **got)
         layer = _index(f"{place}.head[0]", head[0], shape["layers"], "a layer")
         made["head"] = [layer, _index(f"{place}.head[1]", head[1], shape["heads"], "a head")]
-    elif part.kind == "run":
+    if part.kind == "run":
         made["frame"] = _index(f"{place}.frame", 0 if step.frame is None else step.frame, shape["frames"], "a frame")
-    else:
+    elif "row" in _ARGUMENTS[part.kind] and not (kept and step.row is None):
         made["row"] = _index(f"{place}.row", 0 if step.row is None else step.row, shape["rows"], "a query")
     made["key"] = None if step.key is None else _index(f"{place}.key", step.key, shape["keys"], "a key")
     made["highlight"] = [step.highlight] if isinstance(step.highlight, str) else step.highlight
@@ -160,6 +167,9 @@ def _shape(part: Part) -> dict[str, int]:
         return {"frames": len(part.data["q"]), "keys": len(part.data["labels"])}
     if part.kind == "blocks":
         return {"rows": part.data["T"]}
+    if part.kind == "model":
+        n = len(part.data["examples"][0]["words"])
+        return {"layers": part.data["layers"], "heads": part.data["heads"], "rows": n, "keys": n}
     if "head" in _ARGUMENTS[part.kind]:
         return {"layers": part.data["shape"][0], "heads": part.data["shape"][1]}
     return {"rows": len(part.data["rows"]), "keys": len(part.data["columns"])}

@@ -1,7 +1,6 @@
 // A head over thousands of tokens: its blocks at the detail that fits, and the rows that were kept.
 
 const EMPTY = "0", FULL = "2", STATES = { 0: "EMPTY", 1: "PARTIAL", 2: "FULL" };
-const floats = (text) => new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 
 function blocksPanels(part) {
   const [n, m] = part.shape, { T, S, states } = part, high = Math.ceil(T / n), wide = Math.ceil(S / m);

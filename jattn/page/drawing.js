@@ -36,6 +36,32 @@ function shape(j, x, y, r) {
   return made;
 }
 
+// The keys at their places in a plane, each with its name where there is room.
+function marks(drawing, labels, places, W) {
+  const taken = [];
+  places.forEach(([x, y], j) => {
+    if (!(Number.isFinite(x) && Number.isFinite(y))) return;
+    const dotted = shape(j, x, y, 5.2);
+    dotted.setAttribute("stroke", "var(--panel)");
+    drawing.append(dotted);
+    const name = labels[j], half = 3.6 * Math.min([...name].length, 16) + 3, at = clamp(x, half, W - half);
+    const up = [-11, 21, -26, 36, -41, 51].find((dy) => taken.every(([cx, cy, w]) => Math.abs(at - cx) > half + w || Math.abs(y + dy - cy) > 13));
+    if (up === undefined) return; // no room: the shape and the table still tell which it is
+    taken.push([at, y + up, half]);
+    const text = svg("text", { class: "rim", x: at, y: y + up, "text-anchor": "middle", text: isolated(name.length > 16 ? name.slice(0, 15) + "…" : name) });
+    text.style.fill = hue(j);
+    drawing.append(text);
+  });
+}
+
+function arrow(drawing, a, b, ink, width) {
+  const [dx, dy] = [b[0] - a[0], b[1] - a[1]], size = Math.hypot(dx, dy);
+  if (!(size > 0.8)) return;
+  const [u, v] = [dx / size, dy / size], head = Math.min(4.2 * width, size * 0.7), neck = [b[0] - u * head, b[1] - v * head];
+  drawing.append(svg("line", { x1: a[0], y1: a[1], x2: neck[0], y2: neck[1], stroke: ink, "stroke-width": width }),
+    svg("polygon", { points: `${b} ${neck[0] + v * head * 0.5},${neck[1] - u * head * 0.5} ${neck[0] - v * head * 0.5},${neck[1] + u * head * 0.5}`, fill: ink }));
+}
+
 // Lines over the steps of a run, each named at its right end. Returns what moves the cursor.
 function chart(host, { title, lines, steps, low, high, dots = false, choose }) {
   const reading = el("p");

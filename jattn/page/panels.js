@@ -63,8 +63,7 @@ function attentionPanels(part) {
 
 // All heads as small pictures, and the arcs of one.
 function headsPanels(part) {
-  const [L, H, T, S] = part.shape, bytes = Uint8Array.from(atob(part.weights), (c) => c.charCodeAt(0));
-  const numbers = new Float32Array(bytes.buffer);
+  const [L, H, T, S] = part.shape, numbers = floats(part.weights);
   const of = (l, h) => Array.from({ length: T }, (_, t) => Array.from(numbers.subarray(((l * H + h) * T + t) * S, ((l * H + h) * T + t + 1) * S)));
   const all = panel("Every head of every layer", "half", "Queries from top to bottom, keys from left to right. Choose a head to see its arcs.");
   const one = panel("The arcs of one head", "half");

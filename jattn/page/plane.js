@@ -120,7 +120,7 @@ function plane(host, { changed }) {
     rays(px, py, W, H);
     trail(run.q.map(place), "var(--ink)", 1.8);
     if (!run.frozen) K.forEach((_, j) => trail(run.k.map((k) => place(k[j])), hue(j), 1.3));
-    names(K, dots, W);
+    marks(drawing, run.labels, dots, W);
     arrows(q, now, place, unit);
     handle(place(q), held);
     if (fillIn) inputs.forEach((input, d) => { if (input !== document.activeElement || !free) input.value = Number(q[d].toPrecision(6)); });
@@ -206,42 +206,17 @@ function plane(host, { changed }) {
     line(0, frame, {});
   }
 
-  function names(K, places, W) {
-    const taken = [];
-    K.forEach((_, j) => {
-      const [x, y] = places[j];
-      if (!(Number.isFinite(x) && Number.isFinite(y))) return;
-      const dotted = shape(j, x, y, 5.2);
-      dotted.setAttribute("stroke", "var(--panel)");
-      drawing.append(dotted);
-      const name = run.labels[j], half = 3.6 * Math.min([...name].length, 16) + 3, at = clamp(x, half, W - half);
-      const up = [-11, 21, -26, 36, -41, 51].find((dy) => taken.every(([cx, cy, w]) => Math.abs(at - cx) > half + w || Math.abs(y + dy - cy) > 13));
-      if (up === undefined) return; // no room: the shape and the table still tell which it is
-      taken.push([at, y + up, half]);
-      const text = svg("text", { class: "rim", x: at, y: y + up, "text-anchor": "middle", text: isolated(name.length > 16 ? name.slice(0, 15) + "…" : name) });
-      text.style.fill = hue(j);
-      drawing.append(text);
-    });
-  }
-
   // −dL/dq at q, and the pulls that make it up, head to tail. Their scale is one for all, and is written.
   function arrows(q, now, place, unit) {
     const reach = Math.max(...[0, Math.floor(run.q.length / 2), run.q.length - 1].map((f) => length(flat(meet(run, run.q[f], run.frozen ? run.k : run.k[f]).total))), length(flat(now.total)), 1e-300);
     const times = 92 / reach, start = place(q);
     const tip = (from, to) => [from[0] + times * to[0], from[1] - times * to[1]];
-    const arrow = (a, b, ink, width) => {
-      const [dx, dy] = [b[0] - a[0], b[1] - a[1]], size = Math.hypot(dx, dy);
-      if (!(size > 0.8)) return;
-      const [u, v] = [dx / size, dy / size], head = Math.min(4.2 * width, size * 0.7), neck = [b[0] - u * head, b[1] - v * head];
-      drawing.append(svg("line", { x1: a[0], y1: a[1], x2: neck[0], y2: neck[1], stroke: ink, "stroke-width": width }),
-        svg("polygon", { points: `${b} ${neck[0] + v * head * 0.5},${neck[1] - u * head * 0.5} ${neck[0] - v * head * 0.5},${neck[1] + u * head * 0.5}`, fill: ink }));
-    };
     if (showPulls) now.pulls.reduce((from, pull, j) => {
       const to = tip(from, flat(pull));
-      arrow(from, to, hue(j), 1.8);
+      arrow(drawing, from, to, hue(j), 1.8);
       return to;
     }, start);
-    arrow(start, tip(start, flat(now.total)), "var(--ink)", 3.4);
+    arrow(drawing, start, tip(start, flat(now.total)), "var(--ink)", 3.4);
     scale.textContent = `The arrow at ${run.query} is −dL/d${run.query}, drawn ${tick(Number((times / unit).toPrecision(2)))} times as long; thin ones are the pulls that sum to it.`;
   }
 

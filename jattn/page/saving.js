@@ -86,7 +86,7 @@ function csvOfWeights(parts) {
   for (const part of parts) {
     if (part.kind === "weights") deep(part.weights).forEach((row, t) => row.forEach((w, s) => rows.push(["", "", t, s, part.rows[t], part.columns[s], w])));
     if (part.kind !== "heads") continue;
-    const [, H, T, S] = part.shape, numbers = new Float32Array(Uint8Array.from(atob(part.weights), (c) => c.charCodeAt(0)).buffer);
+    const [, H, T, S] = part.shape, numbers = floats(part.weights);
     numbers.forEach((w, i) => {
       const s = i % S, t = Math.floor(i / S) % T, h = Math.floor(i / S / T) % H, l = Math.floor(i / S / T / H);
       rows.push([l, h, t, s, part.rows[t], part.columns[s], w]);

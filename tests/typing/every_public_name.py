@@ -236,6 +236,9 @@ def every_page(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> Path
     parts: list[page.Part] = [page.weights(weights, LABELS, LABELS), page.heads(weights[None], LABELS, LABELS),
                               page.run(run, LABELS, target=0), page.head_table({"entropy": weights})]  # fmt: skip
     parts += [page.blocks(weights, weights, T=4096, S=4096), page.story(parts[0], [page.Step("Start", "A row.")])]
+    layer = {"q": weights, "k": weights, "v": weights, "out": weights}
+    params = {"embed": weights, "positions": weights, "layers": [layer], "unembed": weights}
+    parts.append(page.model(params, LABELS, examples=[("the river", "bank")], rate=0.1))
     print(len(page.html("bank", *parts)))
     return page.write(folder / "bank.html", "bank", *parts)
 
