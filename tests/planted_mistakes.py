@@ -85,7 +85,7 @@ TILE, FORWARD, TANGENT = "jattn/engine/tile.py", "jattn/engine/forward.py", "jat
 BACKWARD, SCHEDULE, ATTEND = "jattn/engine/backward.py", "jattn/engine/schedule.py", "jattn/engine/attend.py"
 PARTIALS = "jattn/partials.py"
 MASKED = "return jnp.where(allowed, logits, excluded)"
-START = "start = SoftmaxState.start(sink,"
+START = "return SoftmaxState.start(sink,"
 plant("the score before the scale", TILE, "else partial(plan.score, tile.captured)",
       "else lambda x, t, s: tile.scale * plan.score(tile.captured, x / tile.scale, t, s)", ORDER)
 plant("the bias before the score", TILE, "logits = products\n",
@@ -97,13 +97,14 @@ plant("the mask before the score", TILE, MASKED, "found = jnp.where(allowed, pro
       "    return found if bias is None else found + bias", ORDER)
 plant("no mask", TILE, MASKED, "return logits", ORDER)
 plant("the sink scaled", FORWARD, START,
-      "start = SoftmaxState.start(None if sink is None else sink * x.scale.astype(sink.dtype),", ORDER)
+      "return SoftmaxState.start(None if sink is None else sink * x.scale.astype(sink.dtype),", ORDER)
 plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sink, plan.dtype)\n            "
       "sink = plan.score(x.captured, sink, *[jnp.zeros((1, 1), jnp.int32)] * 2)[0]\n            " + START, ORDER)
 plant("no sink", PARTIALS, "return cls(m, (m > -jnp.inf).astype(dtype),", "return cls(m, jnp.zeros_like(m),", ORDER)
-plant("lse without its sink", FORWARD, "out, m, log_sum = (start if state is None else state).finish(exact=exact)",
+plant("lse without its sink", FORWARD,
+      "out, m, log_sum = (before_keys(None) if state is None else state).finish(exact=exact)",
       "out, m, log_sum = state.finish()\n            "
-      "log_sum = jnp.log(state.total - jnp.exp(sink.astype(plan.dtype) - m))", ORDER)
+      "log_sum = jnp.log(state.total - jnp.exp(x.sink.astype(plan.dtype) - m))", ORDER)
 
 # What is measured of each query, and the choice of keys.
 

@@ -123,11 +123,9 @@ def test_each_tile_that_is_not_empty_is_visited_once_and_no_other(name, traced):
         return counts.at[i, j].add(1 if masked else 100)
 
     def by_rows():
-        row = lambda counts, i: (  # noqa: E731
-            schedule.fold_keys(schedule.schedule(plan, x), i, lambda c, j, masked: visit(c, i, j, masked), counts),
-            jnp.zeros((1,)),
-        )
-        return schedule.scan_queries(visits, row, jnp.zeros((plan.q_tiles, plan.k_tiles), jnp.int32))[0]
+        counts = jnp.zeros((plan.q_tiles, plan.k_tiles), jnp.int32)
+        start, finish = (lambda counts, i: counts), (lambda counts: (counts, jnp.zeros((1,))))
+        return schedule.fold_rows(schedule.schedule(plan, x), counts, start, visit, finish)[0]
 
     def by_tiles():
         return schedule.scan_tiles(

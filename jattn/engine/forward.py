@@ -15,7 +15,7 @@ from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite
 from jattn.engine.plan import Operands, Plan, pad
-from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule
+from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
 from jattn.engine.tangent import Tangent, transposed_dot
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState, excluded
@@ -77,21 +77,25 @@ class Forward(PlannedFunction, ReturnsPartial):
         nan_rows = (lambda *tile: None) if plan.finite else _nan_rows(plan, x)
         exact = plan.finite and _sums_of_products(plan, x)
 
-        def row(_: Any, i: Any) -> Any:
-            def step(state: SoftmaxState | None, j: Any, masked: bool) -> SoftmaxState:
-                tile = tiles.cut(plan, x, i, j)
-                if masked:
-                    return forward_masked_tile(plan, state, tile, exact=exact)
-                return forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j), exact=exact)
+        def before_keys(sink: jax.Array | None) -> SoftmaxState:
+            return SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
 
-            sink = x.sink if x.sink is None or x.sink.ndim == 0 else tiles.cut_rows(x.sink, i, plan.q_tile)
-            start = SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
-            # Where all of a row is written out, its first tile makes the state.
-            state = fold_keys(visits, i, step, None if exact and visits.written_out else start)
-            out, m, log_sum = (start if state is None else state).finish(exact=exact)
+        def start(_: Any, i: Any) -> SoftmaxState | None:
+            if exact and visits.written_out:
+                return None  # the first tile makes the state
+            return before_keys(x.sink if x.sink is None or x.sink.ndim == 0 else tiles.cut_rows(x.sink, i, plan.q_tile))
+
+        def step(state: SoftmaxState | None, i: Any, j: Any, masked: bool) -> SoftmaxState:
+            tile = tiles.cut(plan, x, i, j)
+            if masked:
+                return forward_masked_tile(plan, state, tile, exact=exact)
+            return forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j), exact=exact)
+
+        def finish(state: SoftmaxState | None) -> tuple[None, tuple[jax.Array, ...]]:
+            out, m, log_sum = (before_keys(None) if state is None else state).finish(exact=exact)
             return None, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum)
 
-        _, ys = scan_queries(visits, row, None)
+        _, ys = fold_rows(visits, None, start, step, finish)
         return [y[: plan.T] for y in ys]
 
 

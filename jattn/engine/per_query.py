@@ -19,7 +19,7 @@ from jattn.engine import tile as tiles
 from jattn.engine.backward import rounded_as, sum_backward
 from jattn.engine.batching import Linear, are_transposes, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
-from jattn.engine.schedule import PlannedFunction, fold_keys, scan_queries, schedule, sum_by_rows
+from jattn.engine.schedule import PlannedFunction, fold_rows, schedule, sum_by_rows
 from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, sum_tangent
 from jattn.engine.tile import Tile
 
@@ -48,22 +48,24 @@ class BestKeys(PlannedFunction):
         visits = schedule(plan, x)
         none = jnp.asarray(plan.S, jnp.int32)
 
-        def row(_: Any, i: Any) -> Any:
-            def step(best: tuple[jax.Array, jax.Array], j: Any, masked: bool) -> tuple[jax.Array, jax.Array]:
-                tile = tiles.cut(plan, x, i, j)
-                logits = tiles.logits(plan, tile, _allowed(self, tile, masked))
-                found, at = _best(jnp.where(jnp.isnan(logits), jnp.inf, logits), self.n)
-                # Full tiles are visited before partial ones: of equal logits the index decides, not the order.
-                keys = jnp.concatenate([-best[0], -found], 1), jnp.concatenate([best[1], at + j * plan.k_tile], 1)
-                minus, indices = jax.lax.sort(keys, dimension=1, num_keys=2)
-                return -minus[:, : self.n], indices[:, : self.n]
-
+        def start(_: Any, i: Any) -> tuple[jax.Array, jax.Array]:
             shape = plan.q_tile, self.n
-            start = jnp.full(shape, -jnp.inf, plan.dtype), jnp.broadcast_to(none, shape)
-            logits, indices = fold_keys(visits, i, step, start)
+            return jnp.full(shape, -jnp.inf, plan.dtype), jnp.broadcast_to(none, shape)
+
+        def step(best: tuple[jax.Array, jax.Array], i: Any, j: Any, masked: bool) -> tuple[jax.Array, jax.Array]:
+            tile = tiles.cut(plan, x, i, j)
+            logits = tiles.logits(plan, tile, _allowed(self, tile, masked))
+            found, at = _best(jnp.where(jnp.isnan(logits), jnp.inf, logits), self.n)
+            # Full tiles are visited before partial ones: of equal logits the index decides, not the order.
+            keys = jnp.concatenate([-best[0], -found], 1), jnp.concatenate([best[1], at + j * plan.k_tile], 1)
+            minus, indices = jax.lax.sort(keys, dimension=1, num_keys=2)
+            return -minus[:, : self.n], indices[:, : self.n]
+
+        def finish(best: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+            logits, indices = best
             return None, (jnp.where(logits == -jnp.inf, none, indices), logits)
 
-        _, ys = scan_queries(visits, row, None)
+        _, ys = fold_rows(visits, None, start, step, finish)
         return [y[: plan.T] for y in ys]
 
 

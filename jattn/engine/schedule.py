@@ -5,7 +5,6 @@ A tile that the mask calls EMPTY is never visited, and one that it calls FULL is
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -128,57 +127,71 @@ def _spans(length: int, tile: int, n: int, positions: jax.Array | None, axis: in
 # Loops.
 
 
-def fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], carry: Any) -> Any:
-    """Folds `step(carry, j, masked)` over the key tiles that query tile i visits, as the program runs."""
+def fold_rows(
+    visits: Schedule,
+    carry: Any,
+    start: Callable[..., Any],
+    step: Callable[..., Any],
+    finish: Callable[..., Any],
+) -> Any:
+    """(carry, ys) after all query tiles; the y, which each of them leaves, are joined along their rows.
+
+    For each query tile i: state = start(carry, i); state = step(state, i, j, masked) for each key tile j that it
+    visits; carry, y = finish(state).
+    """
+    n = visits.plan.q_tiles
+    if visits.written_out:
+        assert visits.lists is not None
+        rows = []
+        for i in range(n):
+            state = start(carry, i)
+            for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
+                for j in tiles[tiles[:, 0] == i, 1]:
+                    state = step(state, i, int(j), masked)
+            carry, y = finish(state)
+            rows.append(y)
+        return carry, y if n == 1 else jax.tree.map(lambda *ys: jnp.concatenate(ys), *rows)
+
+    def row(carry: Any, i: Any) -> Any:
+        return finish(_fold_keys(visits, i, step, start(carry, i)))
+
+    if n == 1:
+        return row(carry, 0)
+    carry, ys = jax.lax.scan(row, carry, jnp.arange(n, dtype=jnp.int32))
+    return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+
+
+def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -> Any:
+    """Folds step(state, i, j, masked) over the key tiles that query tile i visits, in loops as the program runs."""
     if visits.states is not None:
         row: jax.Array = visits.states[i]
         js = jnp.arange(visits.plan.k_tiles, dtype=jnp.int32)
-        for state, masked in PASSES:
+        for kind, masked in PASSES:
             # From each tile the next one to visit: a branch inside the loop would copy the carry at every tile.
             none = jnp.asarray(visits.plan.k_tiles, jnp.int32)
-            following = jax.lax.cummin(jnp.where(row == state, js, none), reverse=True)
+            following = jax.lax.cummin(jnp.where(row == kind, js, none), reverse=True)
 
             def visit(_: Any, at: Any, following: Any = following, masked: bool = masked) -> Any:
-                c, j = at[0], following[at[1]]
-                return step(c, j, masked), j + 1
+                so_far, j = at[0], following[at[1]]
+                return step(so_far, i, j, masked), j + 1
 
-            carry, _ = jax.lax.fori_loop(0, jnp.sum(row == state, dtype=jnp.int32), visit, (carry, jnp.int32(0)))
-        return carry
+            state, _ = jax.lax.fori_loop(0, jnp.sum(row == kind, dtype=jnp.int32), visit, (state, jnp.int32(0)))
+        return state
     assert visits.lists is not None
-    if visits.written_out:
-        for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
-            for j in tiles[tiles[:, 0] == i, 1]:
-                carry = step(carry, int(j), masked)
-        return carry
     for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
         if len(tiles) == 0:
             continue
         if visits.plan.q_tiles == 1 and len(tiles) == 1:
-            carry = step(carry, int(tiles[0, 1]), masked)
+            state = step(state, i, int(tiles[0, 1]), masked)
             continue
         bounds = jnp.asarray(np.searchsorted(tiles[:, 0], np.arange(visits.plan.q_tiles + 1)), jnp.int32)
         js = jnp.asarray(tiles[:, 1], jnp.int32)
-        carry = jax.lax.fori_loop(bounds[i], bounds[i + 1], partial(_listed, step, js, masked), carry)
-    return carry
 
+        def visit_listed(n: Any, so_far: Any, js: jax.Array = js, masked: bool = masked) -> Any:
+            return step(so_far, i, js[n], masked)
 
-def _listed(step: Callable[..., Any], js: jax.Array, masked: bool, n: Any, carry: Any) -> Any:
-    return step(carry, js[n], masked)
-
-
-def scan_queries(visits: Schedule, row: Callable[..., Any], carry: Any) -> Any:
-    """Scans `row(carry, i) -> (carry, y)` over the query tiles; the y are joined along their rows."""
-    n = visits.plan.q_tiles
-    if n == 1:
-        return row(carry, 0)
-    if visits.written_out:
-        rows = []
-        for i in range(n):
-            carry, y = row(carry, i)
-            rows.append(y)
-        return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *rows)
-    carry, ys = jax.lax.scan(row, carry, jnp.arange(n, dtype=jnp.int32))
-    return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+        state = jax.lax.fori_loop(bounds[i], bounds[i + 1], visit_listed, state)
+    return state
 
 
 def scan_tiles(visits: Schedule, add: Callable[..., Any], carry: Any) -> Any:
@@ -223,23 +236,24 @@ def sum_by_rows(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Arra
     """The sums of the parts, row of tiles after row: for evaluation, with loop bounds of any kind."""
     plan, of_row = visits.plan, [role in ("q", "qd", "dq") for role in roles]
 
-    def row(others: list[jax.Array], i: Any) -> Any:
-        def step(carry: Any, j: Any, masked: bool) -> Any:
-            parts = tile(i, j, masked)
-            return [
-                total + part if own else _add_part(plan, total, part, role, i, j)
-                for total, part, own, role in zip(carry, parts, of_row, roles, strict=True)
-            ]
-
+    def start(others: list[jax.Array], i: Any) -> list[jax.Array]:
         rest = iter(others)
-        start = [
+        return [
             _row_of(plan, z, role) if own else next(rest) for z, own, role in zip(zeros, of_row, roles, strict=True)
         ]
-        done = fold_keys(visits, i, step, start)
-        others = [a for a, own in zip(done, of_row, strict=True) if not own]
-        return others, [a.T if role == "dq" else a for a, own, role in zip(done, of_row, roles, strict=True) if own]
 
-    others, rows = scan_queries(visits, row, [z for z, own in zip(zeros, of_row, strict=True) if not own])
+    def step(totals: list[jax.Array], i: Any, j: Any, masked: bool) -> list[jax.Array]:
+        parts = tile(i, j, masked)
+        return [
+            total + part if own else _add_part(plan, total, part, role, i, j)
+            for total, part, own, role in zip(totals, parts, of_row, roles, strict=True)
+        ]
+
+    def finish(totals: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        others = [a for a, own in zip(totals, of_row, strict=True) if not own]
+        return others, [a.T if role == "dq" else a for a, own, role in zip(totals, of_row, roles, strict=True) if own]
+
+    others, rows = fold_rows(visits, [z for z, own in zip(zeros, of_row, strict=True) if not own], start, step, finish)
     rest, own_rows = iter(others), iter(rows)
     return [next(own_rows) if own else next(rest) for own in of_row]
 
