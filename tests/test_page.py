@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _browser import until, visits
+from _browser import hears, saved, type_over, until, visits
 
 import jattn
 from jattn import page
@@ -84,8 +84,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(chromium, folder):
-    with visits(chromium, folder) as go:
+def visit(browser, folder):
+    with visits(browser, folder) as go:
         yield lambda name="runs.html", **how: go(name, **how)
 
 
@@ -145,9 +145,9 @@ def test_nothing_is_asked_of_any_network_and_nothing_goes_wrong(visit, folder):
     text = (folder / "whole.html").read_text(encoding="utf-8")
     planted = text.replace("</main>", '<img src="https://example.org/x.png" alt=""></main>')
     (folder / "planted.html").write_text(planted.replace("img-src data:", "img-src https:"), encoding="utf-8")
-    assert any("example.org" in seen for seen in visit("planted.html").seen), "the control: a request would be seen"
+    assert hears(visit("planted.html"), "example.org"), "the control: a request would be seen"
     (folder / "refused.html").write_text(planted, encoding="utf-8")
-    assert any("Content Security Policy" in seen for seen in visit("refused.html").seen), "and the policy forbids it"
+    assert hears(visit("refused.html"), "violates the following"), "and the policy forbids it"
 
 
 def test_the_policy_lets_in_what_was_inlined_and_nothing_else(folder):
@@ -255,7 +255,7 @@ def test_a_walk_with_the_keyboard_alone(visit):
     assert view.evaluate("document.activeElement.classList.contains('handle')")
     view.keyboard.press("Escape")
     np.testing.assert_array_equal(held(view, "#arrow", "q"), FROZEN["q"][0])
-    view.locator("#q0").fill("1.25")
+    type_over(view.locator("#q0"), "1.25")
     np.testing.assert_array_equal(held(view, "#arrow", "q"), [1.25, float(f"{FROZEN['q'][0][1]:.6g}")])
     view.get_by_role("button", name="Play").focus()
     view.keyboard.press("Enter")
@@ -281,17 +281,15 @@ def test_with_reduced_motion_play_shows_stills(visit):
             until(view, "n > 5")
 
 
-def saved(view, name):
-    with view.expect_download() as caught:
-        view.get_by_role("button", name=name).first.click()
-    return caught.value.path().read_text(encoding="utf-8")
+def press_and_save(view, name):
+    return saved(view, view.get_by_role("button", name=name).first.click)
 
 
 def test_the_saved_view_parses_and_opens_again(visit, folder):
     view = visit("whole.html")
     at_frame(view, 57)
     for name in ("Save the view as SVG", "Save “Training time” as SVG"):
-        text = saved(view, name)
+        text = press_and_save(view, name)
         root = ET.fromstring(text)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "var(" not in text, "every colour is resolved"
@@ -305,16 +303,16 @@ def test_the_saved_view_parses_and_opens_again(visit, folder):
 
 def test_the_saved_data_are_the_data(visit):
     view = visit("whole.html")
-    data = json.loads(saved(view, "Save all data as JSON"))
+    data = json.loads(press_and_save(view, "Save all data as JSON"))
     np.testing.assert_array_equal(data["parts"][1]["k"], RUN["k"])
     assert data["parts"][3]["rows"] == LONG
     assert data["parts"][3]["weights"][3][5] is None
-    rows = list(csv.DictReader(io.StringIO(saved(view, "Save the run as CSV"))))
+    rows = list(csv.DictReader(io.StringIO(press_and_save(view, "Save the run as CSV"))))
     assert [int(row["frame"]) for row in rows] == list(range(F))
     np.testing.assert_array_equal([[float(r["q_1"]), float(r["q_2"])] for r in rows], FROZEN["q"])
     np.testing.assert_array_equal([[float(r[f"weight {x}"]) for x in LABELS] for r in rows], FROZEN["weights"])
     np.testing.assert_array_equal([float(r["cosines k_river"]) for r in rows], FROZEN["cosines"]["k_river"])
-    rows = list(csv.DictReader(io.StringIO(saved(view, "Save the weights as CSV"))))
+    rows = list(csv.DictReader(io.StringIO(press_and_save(view, "Save the weights as CSV"))))
     assert len(rows) == 60 * 60 * 7
     assert rows[0]["query token"] == HOSTILE[0]
     assert rows[185]["weight"] == "NaN"

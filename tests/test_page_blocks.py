@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from _browser import visits
+from _browser import type_over, visits
 
 from jattn import page
 
@@ -36,8 +36,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(chromium, folder):
-    with visits(chromium, folder) as go:
+def visit(browser, folder):
+    with visits(browser, folder) as go:
         yield lambda **how: go("blocks.html", **how)
 
 
@@ -74,8 +74,8 @@ def test_the_picture_is_that_of_the_blocks_at_the_detail_that_fits(visit):
     check_cells(view, MASS, LARGEST, 2)
     with pytest.raises(AssertionError):
         check_cells(view, MASS[::-1], LARGEST, 2)
-    view.locator("#blocks-query").fill("300")
-    view.locator("#blocks-key").fill("100")
+    type_over(view.locator("#blocks-query"), "300")
+    type_over(view.locator("#blocks-key"), "100")
     for _ in range(2):
         view.get_by_role("button", name="Zoom in on the place").click()
     rows, columns = slice(75, 125), slice(32, 69)
@@ -104,7 +104,7 @@ def test_a_place_is_told_in_numbers_and_its_row_is_exact(visit):
     assert f"weight {LARGEST[i, j]:.4f}" in said
     assert ["EMPTY", "PARTIAL", "FULL"][STATES[i, j]] in said
     for typed, kept in ((t, 589), (290, 300), (5, 0)):
-        view.locator("#blocks-query").fill(str(typed))
+        type_over(view.locator("#blocks-query"), str(typed))
         assert view.get_by_role("heading", name=f"The row of query {kept}, exact").count() == 1
         shown = json.loads(view.locator("[data-row]").get_attribute("data-row"))
         best = np.argsort(-W[kept], kind="stable")[: len(shown)]
