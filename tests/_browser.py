@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from jattn.page import _document
 
 EXECUTABLES = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "firefox": ("firefox-esr", "firefox")}
 only_chromium = pytest.mark.parametrize("browser", ["chromium"], indirect=True)
@@ -84,6 +87,14 @@ def visits(browser, folder):
     yield go
     for context in opened:
         context.close()
+
+
+def planted(text, old, new):
+    """A page with one piece of its script replaced by another, which its policy lets run as it did the first."""
+    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]
+    assert script.count(old) == 1
+    changed = script.replace(old, new)
+    return text.replace(script, changed).replace(_document._hash(script), _document._hash(changed))
 
 
 def until(view, what):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _browser import hears, saved, type_over, until, visits
+from _browser import hears, planted, saved, type_over, until, visits
 
 import jattn
 from jattn import page
@@ -133,7 +133,9 @@ def test_the_steps_the_pulls_and_the_heads_are_those_of_the_arrays(visit, folder
 
 
 def at_frame(view, k):
-    view.locator("#frame").evaluate("(x, k) => { x.value = k; x.dispatchEvent(new Event('input')); }", k)
+    view.get_by_role("slider", name="Frame").evaluate(
+        "(x, k) => { x.value = k; x.dispatchEvent(new Event('input')); }", k
+    )
 
 
 def test_nothing_is_asked_of_any_network_and_nothing_goes_wrong(visit, folder):
@@ -160,22 +162,49 @@ def test_the_policy_lets_in_what_was_inlined_and_nothing_else(folder):
     assert not re.search(r"""\b(src|href)="(?!data:,|#main)|@import|url\(|https?://(?!www\.w3\.org)""", text)
 
 
-@pytest.mark.parametrize("k", [0, 57, 199])
-def test_the_slider_at_frame_k_shows_the_trajectory_at_k(visit, k):
+def check_slider(view, run, k):
+    at_frame(view, k)
+    np.testing.assert_array_equal(held(view, "#arrow", "q"), run["q"][k])
+    np.testing.assert_array_equal(held(view, "table.map", "weights"), run["weights"][k])
+    assert float(view.locator("#arrow").get_attribute("data-loss")) == pytest.approx(run["loss"][k], abs=1e-12)
+    cells = view.locator("table.map").first.locator("tbody td:not(.entropy)").all_text_contents()
+    assert cells == [f"{w:.3f}" for w in run["weights"][k]]
+    assert view.locator("#player output").text_content() == f"step {k} of 199"
+    readings = view.locator(".charts .chart p").all_text_contents()
+    assert f"{run['norm'][k]:.3f}" in readings
+
+
+def test_the_slider_at_frame_k_shows_the_trajectory_at_k(visit):
+    view = visit()
     for loss, optimiser, run in (("−log p_river", "Adam", RUN), ("−log p_river", "gradient descent", FROZEN)):
-        view = visit()
         view.select_option("#optimiser", optimiser)
         assert view.locator("#loss").input_value() == loss
-        at_frame(view, k)
-        np.testing.assert_array_equal(held(view, "#arrow", "q"), run["q"][k])
-        np.testing.assert_array_equal(held(view, "table.map", "weights"), run["weights"][k])
-        assert float(view.locator("#arrow").get_attribute("data-loss")) == pytest.approx(run["loss"][k], abs=1e-12)
-        cells = view.locator("table.map").first.locator("tbody td:not(.entropy)").all_text_contents()
-        assert cells == [f"{w:.3f}" for w in run["weights"][k]]
-        assert view.locator("#player output").text_content() == f"step {k} of 199"
-        readings = view.locator(".charts .chart p").all_text_contents()
-        assert f"{run['norm'][k]:.3f}" in readings
-        assert view.seen == []
+        for k in (57, 199, 0):
+            check_slider(view, run, k)
+    assert view.seen == []
+
+
+PLANTED = {
+    "a frozen slider": ("go(Number(slider.value))", "go(state.frame)"),
+    "a lost label": ('"aria-label": "Frame", ', ""),
+    "a request": (
+        "    state.frame = clamp(f,",
+        '    new Image().src = "https://example.org/x.png"; state.frame = clamp(f,',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
+    text = planted((folder / "runs.html").read_text(encoding="utf-8"), *PLANTED[name])
+    (folder / "planted_run.html").write_text(text, encoding="utf-8")
+    view = visit("planted_run.html")
+    view.set_default_timeout(700)
+    if name == "a request":
+        assert hears(view, "example.org"), "the policy refuses it, and says so"
+    else:
+        with pytest.raises(Exception, match="Arrays are not equal|Timeout"):
+            check_slider(view, FROZEN, 57)
 
 
 def gradient(loss):

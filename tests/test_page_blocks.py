@@ -44,8 +44,8 @@ def visit(browser, folder):
 def colours(view, height, width):
     """The colour of the middle of each cell of the picture."""
     script = """([h, w]) => { const c = document.querySelector('canvas.blocks'), p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
-      return Array.from({ length: h * w }, (_, n) => { const y = Math.floor((Math.floor(n / w) + 0.5) / h * c.height), x = Math.floor((n % w + 0.5) / w * c.width), at = 4 * (y * c.width + x); return [p[at], p[at + 1], p[at + 2]]; }); }"""
-    return np.array(view.evaluate(script, [height, width])).reshape(height, width, 3)
+      return Array.from({ length: h * w }, (_, n) => { const y = Math.floor((Math.floor(n / w) + 0.5) / h * c.height), x = Math.floor((n % w + 0.5) / w * c.width), at = 4 * (y * c.width + x); return p.slice(at, at + 3).join(' '); }).join(' '); }"""
+    return np.array(view.evaluate(script, [height, width]).split(), int).reshape(height, width, 3)
 
 
 def viridis(x):
