@@ -13,6 +13,9 @@ from jattn.page import _document
 
 EXECUTABLES = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "firefox": ("firefox-esr", "firefox")}
 only_chromium = pytest.mark.parametrize("browser", ["chromium"], indirect=True)
+in_both_colours = pytest.mark.parametrize(  # they are the same in either browser: one looks at the dark ones
+    ("browser", "scheme"), [("chromium", "light"), ("chromium", "dark"), ("firefox", "light")], indirect=["browser"]
+)
 
 
 class Firefox:
@@ -95,6 +98,16 @@ def planted(text, old, new):
     assert script.count(old) == 1
     changed = script.replace(old, new)
     return text.replace(script, changed).replace(_document._hash(script), _document._hash(changed))
+
+
+def axe(view):
+    """The rules of axe that the page breaks, and its report."""
+    if not os.environ.get("CI"):
+        pytest.importorskip("axe_playwright_python")
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(view)
+    return {violation["id"] for violation in found.response["violations"]}, found.generate_report()
 
 
 def until(view, what):

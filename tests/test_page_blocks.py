@@ -2,11 +2,10 @@
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
 import json
-import os
 
 import numpy as np
 import pytest
-from _browser import type_over, visits
+from _browser import axe, in_both_colours, type_over, visits
 
 from jattn import page
 
@@ -125,15 +124,12 @@ def test_the_mask_is_laid_over_the_blocks(visit):
     assert not (colours(view, 99, 73) == [0x8A, 0x8F, 0x98]).all(-1).any()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@in_both_colours
 def test_axe_finds_nothing_and_a_phone_does_not_scroll_sideways(visit, scheme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright") if not os.environ.get("CI") else None
-    if axe is None:
-        from axe_playwright_python import sync_playwright as axe
     view = visit(color_scheme=scheme, viewport={"width": 320, "height": 640})
     assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-    found = axe.Axe().run(view)
-    assert found.violations_count == 0, found.generate_report()
+    broken, report = axe(view)
+    assert broken == set(), report
 
 
 def test_the_size_of_a_page_of_65536_tokens_is_bounded():
