@@ -8,7 +8,6 @@ import os
 import hypothesis
 import jax
 import pytest
-from _browser import launched
 from jax._src import compiler
 
 # Before any backend is used. On a machine with an accelerator the tests run there: JAX_PLATFORMS decides, as ever.
@@ -138,5 +137,7 @@ def x64():
 @pytest.fixture(scope="module", params=["chromium", "firefox"])
 def browser(request):
     """A browser, which the tests of pages share."""
+    from _browser import launched  # which imports jattn: after the settings above
+
     with launched(request.param) as browser:
         yield browser
