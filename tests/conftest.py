@@ -4,7 +4,6 @@ import functools
 import gc
 import importlib.util
 import os
-import shutil
 
 import hypothesis
 import jax
@@ -135,20 +134,10 @@ def x64():
         yield
 
 
-@pytest.fixture(scope="module")
-def chromium():
+@pytest.fixture(scope="module", params=["chromium", "firefox"])
+def browser(request):
     """A browser, which the tests of pages share."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sync_playwright = None
-    if sync_playwright is None or chromium is None:
-        wanting = "playwright" if sync_playwright is None else "chromium"
-        if os.environ.get("CI"):
-            pytest.fail(f"{wanting} must be installed where the changes are tested")
-        pytest.skip(f"{wanting} is not installed and could not be: apt-get install chromium; pip install -e '.[dev]'")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    from _browser import launched  # which imports jattn: after the settings above
+
+    with launched(request.param) as browser:
         yield browser
-        browser.close()

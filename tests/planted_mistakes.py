@@ -528,12 +528,15 @@ plant("a refusal that no table knows", ATTEND, "    if T == 0 or S == 0:",
 
 # A page: its story, and blocks of thousands of tokens.
 
-STORY = "story.py::test_the_story[check_steps]"
-MODEL = "page_arithmetic.py::test_the_arithmetic_of_the_page_is_that_of_jax"
+STORY = "story.py::test_the_story[chromium-check_steps]"
+MODEL = "page_arithmetic.py::test_the_arithmetic_of_the_page_is_that_of_jax[chromium]"
 plant("a button of the story that does nothing", "jattn/page/story.js", "onclick: () => go(at + 1)",
       "onclick: () => go(at)", STORY)
 plant("a story that shows another frame", "jattn/page/_document.py", '{**step, "part": at[step["part"]]}',
       '{**step, "part": at[step["part"]], "frame": 0}', STORY)
+plant("a page in a frame that a bar to scroll makes narrower", "jattn/page/main.js",
+      'document.documentElement.style.overflowY = "hidden"', 'document.documentElement.style.overflowY = ""',
+      "story.py::test_in_a_frame_it_leaves_the_page_around_it_alone[firefox]")
 plant("blocks joined as if each held as many queries", "jattn/page/blocks.js", "x + w * size", "x + w",
       "page_blocks.py::test_the_picture_is_that_of_the_blocks_at_the_detail_that_fits")
 plant("another pair of tokens than was chosen", "jattn/page/panels.js",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _browser import visits
+from _browser import only_chromium, visits
 from _demos import assert_help_begins_as_the_page, refusal
 
 pytestmark = pytest.mark.structure
@@ -42,12 +42,13 @@ def test_it_learns_more_than_pairs_of_words(learned):
     assert two["held"]["right"] > pairs["held"]["right"] + 0.1
 
 
-def test_the_page_computes_what_jattn_heads_does(learned, chromium, x64):
+@only_chromium  # the arithmetic is compared in both, by test_page_arithmetic
+def test_the_page_computes_what_jattn_heads_does(learned, browser, x64):
     r, w = learned
     words = texts.corpus(0)[1]
     kept = np.array([not word.startswith("<") for word in words])
     w = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), w)
-    with visits(chromium, Path(r["page"]).parent) as go:
+    with visits(browser, Path(r["page"]).parent) as go:
         view = go(Path(r["page"]).name)
         for x in r["examples"]:
             view.get_by_role("button", name=f"{x['sentence']} → {x['next']}", exact=True).click()

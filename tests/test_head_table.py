@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from _browser import visits
 
 from jattn import page
 
@@ -13,19 +14,13 @@ WEIGHTS = RNG.random((L, H, 2, 3))
 
 
 @pytest.fixture(scope="module")
-def view(chromium, tmp_path_factory):
+def view(browser, tmp_path_factory):
     weights = page.heads(WEIGHTS, ["a", "b"], ["x", "y", "z"])  # of queries in one text and keys in another
     table = page.head_table(SCORES, across=("gradient", "knock-out"))
-    file = page.write(tmp_path_factory.mktemp("heads") / "heads.html", "Heads", table, weights)
-    made = chromium.new_page(viewport={"width": 1100, "height": 800})
-    made.set_default_timeout(8000)
-    made.seen = []
-    made.on("request", lambda r: r.url in (file.as_uri(), "data:,") or made.seen.append(r.url))
-    made.on("console", lambda m: made.seen.append(m.text))
-    made.on("pageerror", lambda e: made.seen.append(str(e)))
-    made.goto(file.as_uri())
-    yield made
-    made.close()
+    folder = tmp_path_factory.mktemp("heads")
+    page.write(folder / "heads.html", "Heads", table, weights)
+    with visits(browser, folder) as go:
+        yield go("heads.html")
 
 
 def column(view, c):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _browser import until, visits
+from _browser import axe, hears, in_both_colours, only_chromium, planted, saved, type_over, until, visits
 
 import jattn
 from jattn import page
@@ -84,8 +84,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(chromium, folder):
-    with visits(chromium, folder) as go:
+def visit(browser, folder):
+    with visits(browser, folder) as go:
         yield lambda name="runs.html", **how: go(name, **how)
 
 
@@ -133,7 +133,9 @@ def test_the_steps_the_pulls_and_the_heads_are_those_of_the_arrays(visit, folder
 
 
 def at_frame(view, k):
-    view.locator("#frame").evaluate("(x, k) => { x.value = k; x.dispatchEvent(new Event('input')); }", k)
+    view.get_by_role("slider", name="Frame").evaluate(
+        "(x, k) => { x.value = k; x.dispatchEvent(new Event('input')); }", k
+    )
 
 
 def test_nothing_is_asked_of_any_network_and_nothing_goes_wrong(visit, folder):
@@ -141,13 +143,14 @@ def test_nothing_is_asked_of_any_network_and_nothing_goes_wrong(visit, folder):
     view.locator("[data-row='4']").click()
     view.locator("[data-head='1,2']").click()
     at_frame(view, 150)
+    view.wait_for_timeout(300)  # an event reaches the test after what caused it
     assert view.seen == []
-    text = (folder / "whole.html").read_text(encoding="utf-8")
-    planted = text.replace("</main>", '<img src="https://example.org/x.png" alt=""></main>')
-    (folder / "planted.html").write_text(planted.replace("img-src data:", "img-src https:"), encoding="utf-8")
-    assert any("example.org" in seen for seen in visit("planted.html").seen), "the control: a request would be seen"
-    (folder / "refused.html").write_text(planted, encoding="utf-8")
-    assert any("Content Security Policy" in seen for seen in visit("refused.html").seen), "and the policy forbids it"
+    text = (folder / "few.html").read_text(encoding="utf-8")
+    asking = text.replace("</main>", '<img src="https://example.org/x.png" alt=""></main>')
+    (folder / "planted.html").write_text(asking.replace("img-src data:", "img-src https:"), encoding="utf-8")
+    assert hears(visit("planted.html"), "example.org"), "the control: a request would be seen"
+    (folder / "refused.html").write_text(asking, encoding="utf-8")
+    assert hears(visit("refused.html"), "violates the following"), "and the policy forbids it"
 
 
 def test_the_policy_lets_in_what_was_inlined_and_nothing_else(folder):
@@ -160,22 +163,49 @@ def test_the_policy_lets_in_what_was_inlined_and_nothing_else(folder):
     assert not re.search(r"""\b(src|href)="(?!data:,|#main)|@import|url\(|https?://(?!www\.w3\.org)""", text)
 
 
-@pytest.mark.parametrize("k", [0, 57, 199])
-def test_the_slider_at_frame_k_shows_the_trajectory_at_k(visit, k):
+def check_slider(view, run, k):
+    at_frame(view, k)
+    np.testing.assert_array_equal(held(view, "#arrow", "q"), run["q"][k])
+    np.testing.assert_array_equal(held(view, "table.map", "weights"), run["weights"][k])
+    assert float(view.locator("#arrow").get_attribute("data-loss")) == pytest.approx(run["loss"][k], abs=1e-12)
+    cells = view.locator("table.map").first.locator("tbody td:not(.entropy)").all_text_contents()
+    assert cells == [f"{w:.3f}" for w in run["weights"][k]]
+    assert view.locator("#player output").text_content() == f"step {k} of 199"
+    readings = view.locator(".charts .chart p").all_text_contents()
+    assert f"{run['norm'][k]:.3f}" in readings
+
+
+def test_the_slider_at_frame_k_shows_the_trajectory_at_k(visit):
+    view = visit()
     for loss, optimiser, run in (("−log p_river", "Adam", RUN), ("−log p_river", "gradient descent", FROZEN)):
-        view = visit()
         view.select_option("#optimiser", optimiser)
         assert view.locator("#loss").input_value() == loss
-        at_frame(view, k)
-        np.testing.assert_array_equal(held(view, "#arrow", "q"), run["q"][k])
-        np.testing.assert_array_equal(held(view, "table.map", "weights"), run["weights"][k])
-        assert float(view.locator("#arrow").get_attribute("data-loss")) == pytest.approx(run["loss"][k], abs=1e-12)
-        cells = view.locator("table.map").first.locator("tbody td:not(.entropy)").all_text_contents()
-        assert cells == [f"{w:.3f}" for w in run["weights"][k]]
-        assert view.locator("#player output").text_content() == f"step {k} of 199"
-        readings = view.locator(".charts .chart p").all_text_contents()
-        assert f"{run['norm'][k]:.3f}" in readings
-        assert view.seen == []
+        for k in (57, 199, 0):
+            check_slider(view, run, k)
+    assert view.seen == []
+
+
+PLANTED = {
+    "a frozen slider": ("go(Number(slider.value))", "go(state.frame)"),
+    "a lost label": ('"aria-label": "Frame", ', ""),
+    "a request": (
+        "    state.frame = clamp(f,",
+        '    new Image().src = "https://example.org/x.png"; state.frame = clamp(f,',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
+    text = planted((folder / "runs.html").read_text(encoding="utf-8"), *PLANTED[name])
+    (folder / "planted_run.html").write_text(text, encoding="utf-8")
+    view = visit("planted_run.html")
+    view.set_default_timeout(700)
+    if name == "a request":
+        assert hears(view, "example.org"), "the policy refuses it, and says so"
+    else:
+        with pytest.raises(Exception, match=r"Arrays are not equal|Timeout"):
+            check_slider(view, FROZEN, 57)
 
 
 def gradient(loss):
@@ -255,7 +285,7 @@ def test_a_walk_with_the_keyboard_alone(visit):
     assert view.evaluate("document.activeElement.classList.contains('handle')")
     view.keyboard.press("Escape")
     np.testing.assert_array_equal(held(view, "#arrow", "q"), FROZEN["q"][0])
-    view.locator("#q0").fill("1.25")
+    type_over(view.locator("#q0"), "1.25")
     np.testing.assert_array_equal(held(view, "#arrow", "q"), [1.25, float(f"{FROZEN['q'][0][1]:.6g}")])
     view.get_by_role("button", name="Play").focus()
     view.keyboard.press("Enter")
@@ -281,17 +311,15 @@ def test_with_reduced_motion_play_shows_stills(visit):
             until(view, "n > 5")
 
 
-def saved(view, name):
-    with view.expect_download() as caught:
-        view.get_by_role("button", name=name).first.click()
-    return caught.value.path().read_text(encoding="utf-8")
+def press_and_save(view, name):
+    return saved(view, view.get_by_role("button", name=name).first.click)
 
 
 def test_the_saved_view_parses_and_opens_again(visit, folder):
     view = visit("whole.html")
     at_frame(view, 57)
     for name in ("Save the view as SVG", "Save “Training time” as SVG"):
-        text = saved(view, name)
+        text = press_and_save(view, name)
         root = ET.fromstring(text)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "var(" not in text, "every colour is resolved"
@@ -305,16 +333,16 @@ def test_the_saved_view_parses_and_opens_again(visit, folder):
 
 def test_the_saved_data_are_the_data(visit):
     view = visit("whole.html")
-    data = json.loads(saved(view, "Save all data as JSON"))
+    data = json.loads(press_and_save(view, "Save all data as JSON"))
     np.testing.assert_array_equal(data["parts"][1]["k"], RUN["k"])
     assert data["parts"][3]["rows"] == LONG
     assert data["parts"][3]["weights"][3][5] is None
-    rows = list(csv.DictReader(io.StringIO(saved(view, "Save the run as CSV"))))
+    rows = list(csv.DictReader(io.StringIO(press_and_save(view, "Save the run as CSV"))))
     assert [int(row["frame"]) for row in rows] == list(range(F))
     np.testing.assert_array_equal([[float(r["q_1"]), float(r["q_2"])] for r in rows], FROZEN["q"])
     np.testing.assert_array_equal([[float(r[f"weight {x}"]) for x in LABELS] for r in rows], FROZEN["weights"])
     np.testing.assert_array_equal([float(r["cosines k_river"]) for r in rows], FROZEN["cosines"]["k_river"])
-    rows = list(csv.DictReader(io.StringIO(saved(view, "Save the weights as CSV"))))
+    rows = list(csv.DictReader(io.StringIO(press_and_save(view, "Save the weights as CSV"))))
     assert len(rows) == 60 * 60 * 7
     assert rows[0]["query token"] == HOSTILE[0]
     assert rows[185]["weight"] == "NaN"
@@ -333,19 +361,36 @@ def test_tokens_are_shown_letter_by_letter_and_run_nothing(visit):
     assert view.seen == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@in_both_colours
 def test_axe_finds_nothing(visit, scheme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright") if not os.environ.get("CI") else None
-    if axe is None:
-        from axe_playwright_python import sync_playwright as axe
     view = visit("few.html", color_scheme=scheme)
     assert view.evaluate("document.documentElement.dataset.theme") == scheme
-    found = axe.Axe().run(view)
-    assert found.violations_count == 0, found.generate_report()
+    broken, report = axe(view)
+    assert broken == set(), report
     view.evaluate("document.querySelector('#note').style.color = '#777777'")
     view.evaluate("document.querySelector('#frame').removeAttribute('aria-label')")
-    found = axe.Axe().run(view)
-    assert {v["id"] for v in found.response["violations"]} >= {"label", "color-contrast"}, "the control"
+    assert axe(view)[0] >= {"label", "color-contrast"}, "the control"
+
+
+@only_chromium  # what axe looks at is the same document in either; here that takes it ten seconds
+def test_axe_finds_nothing_at_200_tokens(visit, folder):
+    x = np.random.default_rng(2).normal(size=(200, 3)).astype(np.float32)
+    names = [f"token{i}" for i in range(200)]
+    steps = jattn.explain(x, x, x)
+    row = page.weights(steps.weights, names, names, scores=steps.scores, scaled=steps.scaled, values=x, out=steps.out,
+                       keys=x, gains=x @ x.T)  # fmt: skip
+    page.write(folder / "many.html", "Many", row, page.heads(steps.weights, names, names))
+    view = visit("many.html")
+    view.set_default_timeout(120_000)
+    alike = "document.querySelectorAll('table.map tbody tr:nth-child(n + 9)')"
+    assert view.evaluate(f"{alike}.length") == 192
+    view.evaluate(f"for (const row of {alike}) row.remove()")  # of rows that are made alike eight are looked at
+    broken, report = axe(view)
+    assert broken == set(), report
+    view.evaluate(
+        "for (const part of document.querySelectorAll('table, label')) part.replaceWith(...part.querySelectorAll('select'))"
+    )
+    assert "select-name" in axe(view)[0], "the control"
 
 
 def test_at_320_pixels_nothing_scrolls_sideways(visit):

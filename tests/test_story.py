@@ -1,15 +1,13 @@
 """A story on a page, in a real browser: its steps, its keys, its links, and who can read it."""
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
-import os
 import re
 
 import numpy as np
 import pytest
-from _browser import until, visits
+from _browser import axe, in_both_colours, only_chromium, planted, until, visits
 
 from jattn import page
-from jattn.page import _document
 
 pytestmark = pytest.mark.structure
 
@@ -61,8 +59,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(chromium, folder):
-    with visits(chromium, folder) as go:
+def visit(browser, folder):
+    with visits(browser, folder) as go:
         yield lambda name="story.html", **how: go(name, **how)
 
 
@@ -181,11 +179,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
     check, old, new = PLANTED[name]
-    text = (folder / "story.html").read_text(encoding="utf-8")
-    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]
-    assert script.count(old) == 1
-    changed = script.replace(old, new)
-    text = text.replace(script, changed).replace(_document._hash(script), _document._hash(changed))
+    text = planted((folder / "story.html").read_text(encoding="utf-8"), old, new)
     (folder / "planted.html").write_text(text, encoding="utf-8")
     view = visit("planted.html", reduced_motion="reduce")
     view.set_default_timeout(700)
@@ -213,22 +207,19 @@ def test_with_reduced_motion_nothing_glides(visit):
         view = visit(reduced_motion=motion)
         at = view.evaluate("document.querySelectorAll('.story nav a')[2].click(); scrollY")
         view.wait_for_timeout(900)
-        assert (view.evaluate("scrollY") == at) == (motion == "reduce")
+        assert (abs(view.evaluate("scrollY") - at) <= 1) == (motion == "reduce"), "but for the rest of a pixel"
         assert view.evaluate("scrollY") > 300
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@in_both_colours
 def test_axe_finds_nothing(visit, scheme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright") if not os.environ.get("CI") else None
-    if axe is None:
-        from axe_playwright_python import sync_playwright as axe
     view = visit(color_scheme=scheme, at="#step-2")
-    found = axe.Axe().run(view)
-    assert found.violations_count == 0, found.generate_report()
+    broken, report = axe(view)
+    assert broken == set(), report
     view.evaluate(
         "document.querySelector('.story nav').removeAttribute('aria-label'); document.querySelector('.story .main').textContent = ''; document.querySelector('.story .main').removeAttribute('aria-label')"
     )
-    assert "button-name" in {v["id"] for v in axe.Axe().run(view).response["violations"]}, "the control"
+    assert "button-name" in axe(view)[0], "the control"
 
 
 def test_on_a_phone_the_buttons_stay_and_nothing_scrolls_sideways(visit):
@@ -243,20 +234,33 @@ def test_on_a_phone_the_buttons_stay_and_nothing_scrolls_sideways(visit):
     assert view.evaluate("document.querySelector('.story').offsetHeight") > 200
 
 
-def test_on_paper_and_without_scripts_every_step_is_listed(visit):
+def check_listed(steps):
+    items = steps.locator("li").all()
+    for item, step in zip(items, STEPS, strict=True):
+        assert item.is_visible()
+        tried = f"Try: {step.try_}" if step.try_ else ""
+        assert letters(item.text_content()) == letters(step.title + step.text + tried)
+
+
+@only_chromium  # no other prints to a view that can be asked
+def test_on_paper_every_step_is_listed(visit):
     view = visit()
     whole = view.locator(".whole")
     assert not whole.is_visible()
     view.emulate_media(media="print")
-    assert whole.is_visible()
     assert not view.locator(".told").is_visible()
-    for printed in (whole, visit(java_script_enabled=False).locator("main ol")):
-        items = printed.locator("li").all()
-        for item, step in zip(items, STEPS, strict=True):
-            assert item.is_visible()
-            tried = f"Try: {step.try_}" if step.try_ else ""
-            assert letters(item.text_content()) == letters(step.title + step.text + tried)
+    check_listed(whole)
     assert view.locator(".story b").count() == 0
+
+
+def test_without_scripts_every_step_is_listed(visit, folder):
+    (folder / "sandbox.html").write_text(
+        '<!DOCTYPE html><title>x</title><iframe sandbox="allow-same-origin" src="story.html"></iframe>',
+        encoding="utf-8",
+    )
+    inner = visit("sandbox.html").frames[1]
+    check_listed(inner.locator("main ol"))
+    assert inner.locator("main b, .story").count() == 0
 
 
 def test_in_a_frame_it_leaves_the_page_around_it_alone(visit, folder):
@@ -276,11 +280,11 @@ def test_in_a_frame_it_leaves_the_page_around_it_alone(visit, folder):
     assert view.seen == []
 
 
-def test_a_step_shows_a_head_of_a_table(chromium, tmp_path):
+def test_a_step_shows_a_head_of_a_table(browser, tmp_path):
     table = page.head_table({"entropy": np.arange(6.0).reshape(2, 3), "effect": np.ones((2, 3))})
     steps = [page.Step("All", "Six heads.", "pictures"), page.Step("One", "A head.", ("table", "scatter"), head=(1, 2))]
     page.write(tmp_path / "table.html", "Heads", page.story(table, steps))
-    with visits(chromium, tmp_path) as go:
+    with visits(browser, tmp_path) as go:
         view = go("table.html", at="#step-2", reduced_motion="reduce")
         assert view.locator(".lit").count() == 2
         assert view.locator("table.sorted button[aria-pressed=true]").all_text_contents() == ["1.2"]

@@ -140,6 +140,9 @@ new ResizeObserver(() => {
   story?.fit();
 }).observe(main);
 
-// In a notebook: as high as what it shows.
+// In a notebook: as high as what it shows. A bar to scroll would make that narrower, and so lower, and then be gone again.
 const frame = window.frameElement;
-if (frame) new ResizeObserver(() => { frame.style.height = `${document.body.offsetHeight}px`; }).observe(document.body);
+if (frame) {
+  document.documentElement.style.overflowY = "hidden";
+  new ResizeObserver(() => { frame.style.height = `${Math.ceil(document.body.getBoundingClientRect().height)}px`; }).observe(document.body);
+}
