@@ -51,6 +51,7 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "lengths": ((), masks.lengths(101, np.int32(170)), None, {}),
     "dense": ((), masks.dense(SOME), None, {}),
     "one row for all": ((), masks.dense(SOME[:1]), None, {}),
+    "blocks & causal": ((), masks.blocks(SOME[:7, :7], 47) & masks.causal(), None, AT),
     "where": ((), masks.where(lambda t, s: (t * s) % 3 < 2), None, AT),
     "empty": ((), masks.empty(), None, {}),
     "rows without a key": ((), masks.causal(), None, {**AT, "q_positions": AT["q_positions"] - S + T - 60}),
@@ -72,6 +73,12 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_are_the_definition_and_its_derivatives(name):
     assert_as_defined(CASES[name], T, S, D, Dv, TILE)
+
+
+@pytest.mark.structure
+def test_dropout_is_drawn_as_jax_random_draws_it():
+    """Of everything at once: the value, the gradient and the tangent, tiles that are cut and that pad among them."""
+    assert_as_defined(CASES["everything"], T, S, D, Dv, TILE, dropout=True)
 
 
 def grouped(dtype=np.float32, N=4, K=2, B=2):
@@ -110,14 +117,16 @@ def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(dtype):
 def test_what_differs_from_head_to_head_is_found_by_its_index():
     slopes, ids = normal(3, seed=7, dtype=np.float32), np.stack([IDS[0], np.arange(T, dtype=np.int32) // 100])
     q, k, v = (normal(2, 3, T, n, seed=n, dtype=np.float32) for n in (D, D, Dv))
+    tables, keys = SOME[: 2 * 5, : 3 * 5].reshape(2, 5, 3, 5).swapaxes(1, 2), jax.random.split(jax.random.key(0), 3)
 
     def f(how):
-        def one(q, k, v, slope, ids):
-            mask = masks.segments(ids) & masks.causal()
-            return jattn.attention(q, k, v, mask=mask, score=scores.alibi(slope), tile=TILE, implementation=how)
+        def one(q, k, v, slope, ids, table, key):
+            mask = masks.segments(ids) & masks.causal() & masks.blocks(table, 31)
+            more = {"tile": TILE, "implementation": how, "dropout_rate": 0.3, "dropout_key": key}
+            return jattn.attention(q, k, v, mask=mask, score=scores.alibi(slope), **more)
 
-        heads = jax.vmap(jax.vmap(one, (0, 0, 0, 0, None)), (0, 0, 0, None, 0))
-        loss = lambda q, k, v, slopes: jnp.sum(jnp.sin(heads(q, k, v, slopes, ids)))  # noqa: E731
+        heads = jax.vmap(jax.vmap(one, (0, 0, 0, 0, None, 0, 0)), (0, 0, 0, None, 0, 0, None))
+        loss = lambda q, k, v, slopes: jnp.sum(jnp.sin(heads(q, k, v, slopes, ids, tables, keys)))  # noqa: E731
         return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))(q, k, v, slopes)
 
     assert_close(f("interpret"), jax.tree.map(np.asarray, f("loops")))
@@ -202,13 +211,28 @@ def test_one_exported_program_holds_the_form_of_each_platform():
     assert_close(exported.call(*x), jax.tree.map(np.asarray, jax.jit(f)(*x)))
 
 
-TABLE = np.eye(32, dtype=bool)
 LEARNED = np.zeros(9, np.float32)
 WITHOUT = {  # what has no kernel: options, sizes, and what is said
-    "dropout": (
-        {"dropout_rate": 0.1, "dropout_key": np.array([0, 1], np.uint32)}, {}, "dropout is not in the TPU kernel"
+    "dropout of other keys": (
+        {"dropout_rate": 0.1, "dropout_key": jax.random.key(0, impl="rbg")},
+        {},
+        "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others",
     ),
-    "blocks": ({"mask": masks.blocks(TABLE, 64)}, {}, "the mask looks up a table, which a kernel cannot gather from"),
+    "a rate in bfloat16": (
+        {"dropout_rate": jnp.bfloat16(0.1), "dropout_key": jax.random.key(0)},
+        {},
+        "the kernel draws dropout in float32, and dropout_rate is bfloat16",
+    ),
+    "many blocks": (
+        {"mask": masks.blocks(np.eye(512, dtype=bool), 4)},
+        {},
+        "the mask has a table of 512 × 512 blocks, and the kernel holds 65536",
+    ),
+    "chosen blocks": (
+        {"mask": masks.chosen_blocks(np.zeros((32, 2), np.int32), 64)},
+        {},
+        "the mask looks up a table, which a kernel cannot gather from",
+    ),
     "a long table": (
         {"score": scores.distance_bias(np.zeros(129, np.float32))},
         {},

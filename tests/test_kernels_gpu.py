@@ -51,6 +51,11 @@ def test_the_kernels_are_the_definition_and_its_derivatives(name, interpreted):
 
 
 @pytest.mark.structure
+def test_dropout_is_drawn_as_jax_random_draws_it(interpreted):
+    assert_as_defined(CASES["lengths"], T, S, D, Dv, TILE, dropout=True)
+
+
+@pytest.mark.structure
 def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(interpreted):
     """dk and dv are summed over the heads of a group inside the kernel, and rounded once."""
     shapes = (2, T, 4, D), (2, T, 2, D), (2, T, 2, Dv)
@@ -120,12 +125,9 @@ def test_a_program_of_three_platforms_is_exported_without_the_kernel_of_the_gpu(
 
 
 WITHOUT = {  # what has no kernel there: options, sizes, and what is said
-    "dropout": (
-        {"dropout_rate": 0.1, "dropout_key": np.array([0, 1], np.uint32)}, {}, "dropout is not in the GPU kernel"
-    ),
     "blocks": (
         {"mask": masks.blocks(np.eye(32, dtype=bool), 64)}, {},
-        "the mask looks up a table, which a kernel cannot gather from",
+        "the mask looks up a table, which is not in the GPU kernel",
     ),
     "a table": (
         {"score": scores.distance_bias(np.zeros(9, np.float32))},

@@ -16,9 +16,11 @@ import numpy as np
 
 from jattn._numerics import nonfinite_rows
 from jattn.engine.batching.partition import BatchLevels
+from jattn.engine.kernels import threefry
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile
+from jattn.engine.tuning import LANES
 from jattn.masks import TileAxis
 
 
@@ -145,7 +147,13 @@ class Call:
             mask=mask,
             q_positions=self.lay(x.q_positions, ROLES.q_positions),
             k_positions=self.lay(x.k_positions, ROLES.k_positions),
+            dropout=None if x.dropout is None else (self.words(x.dropout[0]), self.lay(x.dropout[1], "")),
         )
+
+    def words(self, key: Leaf) -> tuple[Leaf, Leaf]:
+        """A key of threefry2x32 as the two words that it is made of."""
+        words = jax.lax.bitcast_convert_type(jax.random.key_data(key.array), jnp.int32)
+        return Leaf(words[:, 0], key.own, ""), Leaf(words[:, 1], key.own, "")
 
     def lay(self, leaf: Any, role: str) -> Any:
         """A leaf in the form of its blocks: padded, and one entry a row along the last axis. None stays None."""
@@ -153,6 +161,9 @@ class Call:
             return None
         a, plan = leaf.array, self.plan
         lengths = {"q": (plan.T, plan.q_rows), "k": (plan.S, plan.k_rows)}
+        if role == "" and a.ndim == 3:  # a table, which every tile has whole
+            role = "nm"
+            lengths = {letter: (n, -(-n // LANES) * LANES) for letter, n in zip(role, a.shape[1:], strict=True)}
         if role == "qk":  # one entry for all rows of a side has no axis there
             role = "".join(
                 letter for letter, n in zip(role, a.shape[1:], strict=True) if n != 1 or lengths[letter][0] == 1
@@ -160,7 +171,7 @@ class Call:
             a = a.reshape(a.shape[0], *(lengths[letter][0] for letter in role))
         boolean = a.dtype == jnp.bool_
         if boolean:
-            a = a.astype(jnp.int8 if role == "qk" else jnp.int32)
+            a = a.astype(jnp.int8 if role in ("qk", "nm") else jnp.int32)
         more = [(0, 0)] + [(0, lengths[letter][1] - lengths[letter][0] if letter in lengths else 0) for letter in role]
         ids = role in ("q", "k") and jnp.issubdtype(a.dtype, jnp.integer)
         a = jnp.pad(a, more, mode="edge" if ids else "constant") if any(n for _, n in more) else a
@@ -214,7 +225,15 @@ class Call:
         def wide(a: Any) -> Any:
             return None if a is None else a.astype(plan.dtype)
 
-        mask = x.mask if x.mask is None else jax.tree.map(lambda a: jnp.broadcast_to(a, shape) if a.ndim else a, x.mask)
+        dropout = None
+        if x.dropout is not None:
+            words, rate = x.dropout
+            dropout = threefry.kept(words, 1 - rate, (i * plan.q_tile, j * plan.k_tile), shape), rate
+
+        def over_tile(leaf: Leaf, a: Any) -> Any:
+            return a if leaf.role in ("", "nm") else jnp.broadcast_to(a, shape)
+
+        mask = None if x.mask is None else jax.tree.map(over_tile, self.x.mask, x.mask)
         return Tile(
             q=wide(x.q),
             k=wide(x.k),
@@ -225,7 +244,7 @@ class Call:
             mask=mask,
             q_axis=axis(i, plan.q_tile, 1, x.q_positions),
             k_axis=axis(j, plan.k_tile, 0, x.k_positions),
-            dropout=None,
+            dropout=dropout,
         )
 
 

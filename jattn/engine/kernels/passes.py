@@ -20,6 +20,7 @@ from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
 from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, Walk
 from jattn.engine.plan import Operands, Plan, select_active
+from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore
 from jattn.engine.tangent import Recomputed, Tangent, tangent_tile
 from jattn.partials import SoftmaxState
@@ -42,18 +43,24 @@ class ElementwiseScore:
         return jax.vmap(jax.vmap(one))(tile, t, s, *captured)
 
 
-def kernel_plan(plan: Plan) -> Plan:
-    """The plan with the tiles of a kernel, and a score modifier that it can compute."""
-    q_tile, k_tile = (
-        (plan.q_tile, plan.k_tile) if plan.tile_given else tuning.kernel_tile_sizes(plan.T, plan.S, plan.platform)
-    )
+def kernel_plan(plan: Plan, x: Operands) -> Plan:
+    """The plan with the tiles of a kernel for some operands, and a score modifier that it can compute."""
+    q_tile, k_tile = plan.q_tile, plan.k_tile
+    if not plan.tile_given:
+        q_tile, k_tile = tuning.kernel_tile_sizes(plan.T, plan.S, plan.platform, draws=x.dropout is not None)
     score = ElementwiseScore(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
     return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
 
 
+def call_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[jax.Array]) -> Call:
+    """The operands of a pass, planned for its kernels."""
+    x: Operands = jax.tree.unflatten(fun.tree, xs[: fun.tree.num_leaves])
+    return Call(kernel_plan(fun.plan, x), fun.tree, levels, xs)
+
+
 def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
     """(out, m, log_sum) of all heads."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    call = call_of(fun, levels, xs)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
 
     def start(x: Operands) -> Carry:
@@ -121,16 +128,17 @@ def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: An
     allowed = tiles.tile_mask(call.plan, tile) if masked else None
     v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked else (tile.v, None)
     m, log_sum = rows
-    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, None, v, v_nonfinite)
+    factors = tiles.dropout_factors(call.plan, tile, transposed=True)
+    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, factors, v, v_nonfinite)
 
 
 def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
     """(out_dot, lse_dot) of all heads."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    call = call_of(fun, levels, xs)
     plan, saved = call.plan, Saved.of(call)
     raw_dot = select_active(fun.tree, fun.argnums, call.more[3:])
     # The tangent of the sink is a matter of whole rows.
-    operands = (call.x, saved.rows, call.in_blocks(raw_dot._replace(sink=None)))
+    operands = (call.x, saved.rows, call.in_blocks(raw_dot._replace(sink=None, dropout=None)))
     nq, T, Dv = plan.q_tile, plan.q_rows, saved.out.shape[-1]
 
     def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
@@ -158,7 +166,7 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: jax.Array) -> list
 
 def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
     """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    call = call_of(fun, levels, xs)
     plan, saved = call.plan, Saved.of(call)
     dout, dlse = call.more[3:]
     dlive = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)

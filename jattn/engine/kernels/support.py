@@ -114,7 +114,7 @@ def of_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 
 def schedule_bytes(plan: Plan, x: Operands, levels: BatchLevels, itemsize: int) -> tuple[int, str]:
     """Bytes of one number for each tile of the mask, and how many tiles these are, in words."""
-    plan = passes.kernel_plan(plan)
+    plan = passes.kernel_plan(plan, x)
     heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
     return itemsize * heads * plan.q_tiles * plan.k_tiles, f"{heads} × {plan.q_tiles} × {plan.k_tiles} tiles"
 
@@ -146,7 +146,12 @@ def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 
 def of_options(plan: Plan, x: Operands) -> str | None:
     if x.dropout is not None:
-        return f"dropout is not in the {plan.platform.upper()} kernel"
+        key, rate = x.dropout
+        threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
+        if key.dtype != threefry or not jax.config.jax_threefry_partitionable:
+            return "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others"
+        if np.dtype(rate.dtype) != np.float32:
+            return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
     if isinstance(plan.score, ScalarScore) and any(c.ndim for c in x.captured):
         return "the score modifier captures an array, which a kernel cannot gather from"
     if plan.platform == "gpu" and any(c.ndim for c in x.captured):
@@ -158,8 +163,15 @@ def of_options(plan: Plan, x: Operands) -> str | None:
         )
     if x.mask is not None:
         roles = zip(jax.tree.leaves(x.mask), x.mask.leaf_axes(), strict=True)
-        if any(leaf.ndim for leaf, role in roles if not role):
+        tables = [leaf for leaf, role in roles if not role and leaf.ndim]
+        if any(leaf.ndim != 2 or leaf.dtype != np.bool_ for leaf in tables):
             return "the mask looks up a table, which a kernel cannot gather from"
+        if tables and plan.platform == "gpu":
+            return "the mask looks up a table, which is not in the GPU kernel"
+        for table in tables:
+            if table.size > tuning.KERNEL_BLOCKS:
+                n, m = table.shape
+                return f"the mask has a table of {n} × {m} blocks, and the kernel holds {tuning.KERNEL_BLOCKS}"
     return None
 
 
