@@ -201,6 +201,8 @@ WAYS = [
     mask("chosen_blocks(indices)", "chosen_blocks", lambda x: masks.chosen_blocks(x, 128) & CAUSAL,
          lambda T: Shape((T // 128, 4), INT)),
     mask("where(f)", "where", masks.where(lambda t, s: (t - s) * (t - s) < 9999)),
+    mask("where(f) of arrays", "where", lambda ids: masks.where(lambda t, s: ids[t] == ids[s]) & CAUSAL,
+         lambda T: Shape((T,), INT)),
     mask("lengths(q, k)", "lengths", lambda x: masks.lengths(x[0], x[1]), lambda T: Shape((2,), INT)),
     mask("segments(ids) & causal()", "segments", lambda x: masks.segments(x) & CAUSAL, lambda T: Shape((T,), INT)),
     mask("dense(array)", "dense", masks.dense, lambda T: Shape((T, T), BOOL)),

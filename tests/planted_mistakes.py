@@ -396,6 +396,9 @@ plant("in a kernel, the pattern of another head", KERNEL, 'Leaf(words[:, 1], key
       "kernels.py::test_what_differs_from_head_to_head_is_found_by_its_index")
 plant("in a kernel, blocks that overlap", "jattn/masks/_blocks.py", "positions < first + self.size",
       "positions <= first + self.size", f"{AS_DEFINED}[blocks & causal]")
+plant("in a kernel, what a mask looks up for a query taken for a key", "jattn/masks/_where.py",
+      "{0: of_q, 1: of_k, None: self.of_neither}, t, s", "{0: of_k, 1: of_k, None: self.of_neither}, t, s",
+      f"{AS_DEFINED}[where, over arrays]")
 
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"

@@ -31,6 +31,7 @@ TILE = (128, 128)
 AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.arange(S, dtype=np.int32)}
 IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 70, 3).astype(np.int32)
 PARENTS = np.arange(T) * 2 // 3 - 1
+OF, ODD = jnp.asarray(np.minimum(np.arange(S) // 70, 3)), np.arange(S) % 7 == 1
 SOME = np.random.default_rng(1).random((T, S)) < 0.3
 
 
@@ -53,6 +54,7 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "one row for all": ((), masks.dense(SOME[:1]), None, {}),
     "blocks & causal": ((), masks.blocks(SOME[:7, :7], 47) & masks.causal(), None, AT),
     "where": ((), masks.where(lambda t, s: (t * s) % 3 < 2), None, AT),
+    "where, over arrays": ((), masks.where(lambda t, s: (OF[t] == OF[s]) | jnp.asarray(ODD)[t]), None, AT),
     "empty": ((), masks.empty(), None, {}),
     "rows without a key": ((), masks.causal(), None, {**AT, "q_positions": AT["q_positions"] - S + T - 60}),
     "soft cap": (("c",), masks.causal(), lambda x: scores.soft_cap(x["c"] ** 2 + 1), AT),
@@ -230,6 +232,11 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
     ),
     "chosen blocks": (
         {"mask": masks.chosen_blocks(np.zeros((32, 2), np.int32), 64)},
+        {},
+        "the mask looks up a table, which a kernel cannot gather from",
+    ),
+    "an array of pairs": (
+        {"mask": masks.where(lambda t, s: OF[jnp.abs(t - s) % S] == 1)},
         {},
         "the mask looks up a table, which a kernel cannot gather from",
     ),

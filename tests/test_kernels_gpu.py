@@ -51,8 +51,10 @@ def test_the_kernels_are_the_definition_and_its_derivatives(name, interpreted):
 
 
 @pytest.mark.structure
-def test_dropout_is_drawn_as_jax_random_draws_it(interpreted):
-    assert_as_defined(CASES["lengths"], T, S, D, Dv, TILE, dropout=True)
+def test_dropout_is_drawn_as_jax_random_draws_it_beside_a_mask_over_arrays(interpreted):
+    of = jnp.asarray(IDS[1])
+    mask = masks.where(lambda t, s: of[t] == of[s]) & masks.lengths(71, None)
+    assert_as_defined(((), mask, None, AT), T, S, D, Dv, TILE, dropout=True)
 
 
 @pytest.mark.structure

@@ -110,8 +110,8 @@ KERNEL_TABLE = 64
 
 
 KERNEL_BLOCKS = 2**16
-"""The most entries of a table of blocks in a kernel of the TPU, which has all of it in its vector memory: 256 × 256
-in 256 KiB. A tile that it cuts costs products as large as the table is wide."""
+"""The most entries of a table of blocks in a kernel of the TPU, each side rounded up to `LANES`: all of it lies in
+vector memory, and a tile that is masked costs products as wide as the table."""
 
 
 def kernel_tile_sizes(T: int, S: int, platform: str, *, draws: bool) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile
 from jattn.engine.tuning import LANES
-from jattn.masks import TileAxis
+from jattn.masks import Mask, TileAxis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,6 +133,7 @@ class Call:
         """Operands, or tangents of them, padded to whole tiles and laid out by their roles."""
         mask = x.mask
         if mask is not None:
+            mask = mask.map_leaves(self.by_rows)
             leaves, tree = jax.tree.flatten(mask)
             laid = [self.lay(leaf, role) for leaf, role in zip(leaves, mask.leaf_axes(), strict=True)]
             mask = jax.tree.unflatten(tree, laid)
@@ -192,22 +193,37 @@ class Call:
 
         In NumPy where they are known before anything is traced.
         """
-        parts = (self.raw.mask, self.raw.q_positions, self.raw.k_positions)
-        leaves, tree = jax.tree.flatten(parts)
-        own = tuple(sorted({level for leaf in leaves for level in leaf.own}))
 
-        def of_one(arrays: list[jax.Array]) -> Any:
-            mask, q, k = jax.tree.unflatten(tree, arrays)
+        def of_one(mask: Any, q: Any, k: Any) -> Any:
             x = Operands(None, None, None, mask=mask, q_positions=q, k_positions=k)
             return block_states(self.plan, pad(self.plan, x)).astype(np.int32)
 
-        f = of_one
+        found: Leaf = self.over_levels(of_one, self.raw.mask, self.raw.q_positions, self.raw.k_positions)
+        return found
+
+    def by_rows(self, part: Mask) -> Mask:
+        """A part of a mask, whose leaves are leaves here, with an entry a row for what a user's function looks up."""
+        if not part.asks_users_function:
+            return part
+
+        def of_one(part: Mask, q: Any, k: Any) -> Mask:
+            rows = (jnp.arange(n, dtype=jnp.int32) for n in (self.plan.T, self.plan.S))
+            q, k = (numbers if x is None else x for numbers, x in zip(rows, (q, k), strict=True))
+            return part.by_rows(q, k)
+
+        found: Mask = self.over_levels(of_one, part, self.raw.q_positions, self.raw.k_positions)
+        return found
+
+    def over_levels(self, f: Callable[..., Any], *xs: Any) -> Any:
+        """What a function finds of trees of leaves, mapped over all levels that any of them has: a tree of leaves."""
+        leaves, tree = jax.tree.flatten(xs)
+        own = tuple(sorted({level for leaf in leaves for level in leaf.own}))
+        mapped: Callable[[list[Any]], Any] = lambda arrays: f(*jax.tree.unflatten(tree, arrays))  # noqa: E731
         for level in reversed(own):
-            f = jax.vmap(f, ([0 if level in leaf.own else None for leaf in leaves],))
-        arrays = [
-            leaf.array.reshape(*(self.sizes[level] for level in leaf.own), *leaf.array.shape[1:]) for leaf in leaves
-        ]
-        return Leaf(f(arrays).reshape(-1, self.plan.q_tiles, self.plan.k_tiles), own, "")
+            mapped = jax.vmap(mapped, ([0 if level in leaf.own else None for leaf in leaves],))
+        shapes = (tuple(self.sizes[level] for level in leaf.own) for leaf in leaves)
+        found = mapped([leaf.array.reshape(*n, *leaf.array.shape[1:]) for n, leaf in zip(shapes, leaves, strict=True)])
+        return jax.tree.map(lambda y: Leaf(y.reshape(-1, *y.shape[len(own) :]), own, ""), found)
 
     def nonfinite_tiles(self, leaf: Leaf, n: int) -> Leaf:
         """Whether each tile of rows of q, k or v holds a non-finite one."""

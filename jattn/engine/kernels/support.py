@@ -162,17 +162,26 @@ def of_options(plan: Plan, x: Operands) -> str | None:
             f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE}"
         )
     if x.mask is not None:
-        roles = zip(jax.tree.leaves(x.mask), x.mask.leaf_axes(), strict=True)
+        mask = mask_by_rows(plan, x)
+        roles = zip(jax.tree.leaves(mask), mask.leaf_axes(), strict=True)
         tables = [leaf for leaf, role in roles if not role and leaf.ndim]
         if any(leaf.ndim != 2 or leaf.dtype != np.bool_ for leaf in tables):
             return "the mask looks up a table, which a kernel cannot gather from"
         if tables and plan.platform == "gpu":
             return "the mask looks up a table, which is not in the GPU kernel"
         for table in tables:
-            if table.size > tuning.KERNEL_BLOCKS:
-                n, m = table.shape
+            n, m = table.shape
+            if math.prod(-(-size // tuning.LANES) * tuning.LANES for size in (n, m)) > tuning.KERNEL_BLOCKS:
                 return f"the mask has a table of {n} × {m} blocks, and the kernel holds {tuning.KERNEL_BLOCKS}"
     return None
+
+
+def mask_by_rows(plan: Plan, x: Operands) -> Mask:
+    """The mask in the form that a kernel takes it, of the types of its arrays."""
+    rows = (jax.ShapeDtypeStruct((n,), np.int32) for n in (plan.T, plan.S))
+    at = [n if given is None else given for n, given in zip(rows, (x.q_positions, x.k_positions), strict=True)]
+    found: Mask = jax.eval_shape(lambda mask, *at: mask.map_leaves(lambda part: part.by_rows(*at)), x.mask, *at)
+    return found
 
 
 def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
