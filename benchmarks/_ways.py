@@ -64,6 +64,10 @@ def of_user(captured: Any) -> Callable[..., Any]:
     return lambda x, t, s: x * jnp.cos(captured).astype(x.dtype) + jnp.tanh(x) / (1 + abs(t - s)).astype(x.dtype)
 
 
+def of_array(captured: Any) -> Callable[..., Any]:
+    return lambda x, t, s: x + (captured[t] * jnp.tanh(captured[s])).astype(x.dtype)
+
+
 def key_of_random(T: int) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
@@ -219,6 +223,7 @@ WAYS = [
     score("compose(soft_cap(c), alibi(m))", "compose",
           lambda x: scores.compose(scores.soft_cap(x[0]), scores.alibi(x[1])), lambda T: (2,)),
     score("a user's function that captures", "compose", of_user, lambda T: ()),
+    score("a user's function of an array", "compose", of_array, lambda T: (T,)),
     many_heads("causal", options={"is_causal": True}),
     many_heads("grouped, causal", KV_HEADS, {"is_causal": True}),
     many_heads("grouped, window and lengths", KV_HEADS,

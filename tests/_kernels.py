@@ -16,6 +16,12 @@ def by_distance(x):
     return lambda score, t, s: score * jnp.cos(x["c"]) + jnp.exp(-(x["c"] ** 2) * jnp.abs(t - s).astype(score.dtype))
 
 
+def over_arrays(x):
+    """What is looked up by query, by key and by neither."""
+    table = x["table"]
+    return lambda score, t, s: score * table[t % 32] + jnp.sin(x["c"] * table[s // 10]) + table[3] * table[t // 5]
+
+
 def options(x, score):
     named = {"bias": x.get("bias"), "scale": x.get("scale"), "sink": x.get("sink", x.get("one sink"))}
     return {"score": None if score is None else score(x), **named}

@@ -399,6 +399,13 @@ plant("in a kernel, blocks that overlap", "jattn/masks/_blocks.py", "positions <
 plant("in a kernel, what a mask looks up for a query taken for a key", "jattn/masks/_where.py",
       "{0: of_q, 1: of_k, None: self.of_neither}, t, s", "{0: of_k, 1: of_k, None: self.of_neither}, t, s",
       f"{AS_DEFINED}[where, over arrays]")
+OVER_ARRAYS = f"{AS_DEFINED}[a user's, over arrays]"
+plant("in a kernel, what a score looks up taken for its tangent", KERNEL, "tuple(tangents))[1]", "tuple(tangents))[0]",
+      OVER_ARRAYS)
+plant("in a kernel, no cotangent of what a score looks up for a query", PASSES, '"q": y[:, 0, : plan.T]',
+      '"q": y[:, 0, : plan.T] * 0', OVER_ARRAYS)
+plant("in a kernel, no cotangent of what a score looks up for a key", PASSES, 'y[:, : plan.S, 0] if leaf.role == "k"',
+      'y[:, : plan.S, 0] * 0 if leaf.role == "k"', OVER_ARRAYS)
 
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
-from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head
+from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
 from jax.experimental.pallas import tpu as pallas_tpu
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
@@ -61,6 +61,7 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "alibi": (("c",), masks.causal(), lambda x: scores.alibi(x["c"]), AT),
     "composed": (("c",), None, lambda x: scores.compose(scores.soft_cap(3.0), scores.alibi(x["c"])), AT),
     "the user's own": (("c",), masks.causal(), by_distance, AT),
+    "a user's, over arrays": (("c", "table"), masks.causal(), over_arrays, AT),
     "distance bias": (("table",), masks.causal(), lambda x: scores.distance_bias(x["table"][:9]), AT),
     "relative bias": (("table",), None, lambda x: scores.relative_bias(x["table"], max_distance=128), AT),
     "bias": (("bias",), masks.causal(), None, AT),
@@ -245,10 +246,10 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
         {},
         "the score modifier has a table of 129 entries, and the kernel looks through 64",
     ),
-    "a captured array": (
-        {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[t % 9]},
+    "an array of scores": (
+        {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[jnp.abs(t - s) % 9]},
         {},
-        "the score modifier captures an array, which a kernel cannot gather from",
+        "the score modifier looks up an array for each pair, which a kernel cannot gather from",
     ),
     "what cannot be lowered": (
         {"score": lambda x, t, s: x + jax.lax.sort(jnp.stack([x, -x]))[0]},

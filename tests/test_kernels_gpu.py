@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
-from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head
+from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
 
 import jattn
 from jattn import masks, scores
@@ -51,10 +51,10 @@ def test_the_kernels_are_the_definition_and_its_derivatives(name, interpreted):
 
 
 @pytest.mark.structure
-def test_dropout_is_drawn_as_jax_random_draws_it_beside_a_mask_over_arrays(interpreted):
+def test_dropout_is_drawn_as_jax_random_draws_it_beside_a_mask_and_a_score_over_arrays(interpreted):
     of = jnp.asarray(IDS[1])
     mask = masks.where(lambda t, s: of[t] == of[s]) & masks.lengths(71, None)
-    assert_as_defined(((), mask, None, AT), T, S, D, Dv, TILE, dropout=True)
+    assert_as_defined((("c", "table"), mask, over_arrays, AT), T, S, D, Dv, TILE, dropout=True)
 
 
 @pytest.mark.structure

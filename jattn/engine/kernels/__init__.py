@@ -2,6 +2,7 @@
 
 layout     the operands of all heads, in blocks by their roles, and the walk over tiles that a kernel takes
 threefry   the draws of dropout, of each pair by itself
+score      a user's score modifier, with what it looks up as operands
 passes     the forward, tangent and backward pass, each as kernels: what they fold over tiles
 tpu        a kernel as a program of the TPU (Pallas, Mosaic)
 gpu        a kernel as a program of an NVIDIA GPU (Pallas, Triton)

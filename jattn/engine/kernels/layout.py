@@ -8,6 +8,7 @@ such as the keys of grouped heads, is found by its index and never repeated.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 from jattn._numerics import nonfinite_rows
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.kernels import threefry
+from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile
@@ -108,7 +110,7 @@ class Call:
         ]
         self.more: list[Leaf] = leaves[n:]
         self.raw: Operands = jax.tree.unflatten(tree, leaves[:n])
-        self.x: Operands = self.in_blocks(self.raw)
+        self.x: Operands = self.in_blocks(self.raw._replace(captured=self.values(self.raw.captured)))
 
     @property
     def every(self) -> tuple[int, ...]:
@@ -144,12 +146,69 @@ class Call:
             bias=self.lay(x.bias, ROLES.bias),
             sink=None if x.sink is None else self.lay(x.sink, ROLES.sink[: x.sink.array.ndim - 1]),
             scale=self.lay(x.scale, ROLES.scale),
-            captured=tuple(c if c is None else self.lay(c, "n"[: c.array.ndim - 1]) for c in x.captured),
+            captured=tuple(starmap(self.lay, zip(x.captured, self.captured_roles(x), strict=True))),
             mask=mask,
             q_positions=self.lay(x.q_positions, ROLES.q_positions),
             k_positions=self.lay(x.k_positions, ROLES.k_positions),
             dropout=None if x.dropout is None else (self.words(x.dropout[0]), self.lay(x.dropout[1], "")),
         )
+
+    def captured_roles(self, x: Operands) -> Sequence[str]:
+        """Those of what the score modifier captured, or of the values that stand for it; a table is "n"."""
+        if isinstance(self.plan.score, SeparatedScore):
+            return self.plan.score.roles
+        return ["" if c is None else "n"[: c.array.ndim - 1] for c in x.captured]
+
+    def values(self, captured: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
+        """What a kernel takes for what the score modifier captured."""
+        score = self.plan.score
+        if not isinstance(score, SeparatedScore):
+            return captured
+        found: tuple[Leaf, ...] = self.over_levels(score.values, captured, *self.positions)
+        return found
+
+    def values_dot(self, captured_dot: tuple[Leaf | None, ...]) -> tuple[Leaf | None, ...]:
+        """The tangents of these values, of those of what was captured."""
+        score = self.plan.score
+        if not isinstance(score, SeparatedScore):
+            return captured_dot
+        active = [n for n, x_dot in enumerate(captured_dot) if x_dot is not None]
+        if not active:
+            return (None,) * len(score.roles)
+
+        def of_one(captured: tuple[jax.Array, ...], tangents: list[jax.Array], t: jax.Array, s: jax.Array) -> Any:
+            def f(*xs: jax.Array) -> list[jax.Array]:
+                given = list(captured)
+                for n, x in zip(active, xs, strict=True):
+                    given[n] = x
+                return [y for y in score.values(tuple(given), t, s) if is_float(y)]
+
+            return jax.jvp(f, tuple(captured[n] for n in active), tuple(tangents))[1]
+
+        found = iter(self.over_levels(of_one, self.raw.captured, [captured_dot[n] for n in active], *self.positions))
+        return tuple(next(found) if is_float(leaf.array) else None for leaf in self.x.captured)
+
+    def pull_values(self, active: Sequence[int], cotangents: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The cotangents of some of what was captured, with the levels of each, of those of all floating values."""
+
+        def f(*xs: jax.Array) -> list[jax.Array]:
+            given = list(self.raw.captured)
+            for n, x in zip(active, xs, strict=True):
+                given[n] = dataclasses.replace(given[n], array=x)
+            return [leaf.array for leaf in self.values(tuple(given)) if is_float(leaf.array)]
+
+        y, pull = jax.vjp(f, *(self.raw.captured[n].array for n in active))
+        pairs = zip(cotangents, y, strict=True)
+        found: tuple[jax.Array, ...] = pull([dy.reshape(y.shape).astype(y.dtype) for dy, y in pairs])
+        return found
+
+    @property
+    def positions(self) -> tuple[Leaf, Leaf]:
+        """Where all rows of q and of k stand."""
+        x, plan = self.raw, self.plan
+        rows = (Leaf(jnp.arange(n, dtype=jnp.int32)[None], (), "") for n in (plan.T, plan.S))
+        q, k = (n if at is None else at for n, at in zip(rows, (x.q_positions, x.k_positions), strict=True))
+        return q, k
 
     def words(self, key: Leaf) -> tuple[Leaf, Leaf]:
         """A key of threefry2x32 as the two words that it is made of."""
@@ -205,13 +264,7 @@ class Call:
         """A part of a mask, whose leaves are leaves here, with an entry a row for what a user's function looks up."""
         if not part.asks_users_function:
             return part
-
-        def of_one(part: Mask, q: Any, k: Any) -> Mask:
-            rows = (jnp.arange(n, dtype=jnp.int32) for n in (self.plan.T, self.plan.S))
-            q, k = (numbers if x is None else x for numbers, x in zip(rows, (q, k), strict=True))
-            return part.by_rows(q, k)
-
-        found: Mask = self.over_levels(of_one, part, self.raw.q_positions, self.raw.k_positions)
+        found: Mask = self.over_levels(lambda part, *at: part.by_rows(*at), part, *self.positions)
         return found
 
     def over_levels(self, f: Callable[..., Any], *xs: Any) -> Any:
@@ -262,6 +315,10 @@ class Call:
             k_axis=axis(j, plan.k_tile, 0, x.k_positions),
             dropout=dropout,
         )
+
+
+def is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
 
 
 class Output(NamedTuple):

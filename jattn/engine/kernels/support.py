@@ -21,6 +21,7 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, has_kernels
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import passes
+from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore, TileScore
@@ -147,16 +148,18 @@ def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 def of_options(plan: Plan, x: Operands) -> str | None:
     if x.dropout is not None:
         key, rate = x.dropout
+        config: Any = jax.config
         threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
-        if key.dtype != threefry or not jax.config.jax_threefry_partitionable:
+        if key.dtype != threefry or not config.jax_threefry_partitionable:
             return "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others"
         if np.dtype(rate.dtype) != np.float32:
             return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
-    if isinstance(plan.score, ScalarScore) and any(c.ndim for c in x.captured):
-        return "the score modifier captures an array, which a kernel cannot gather from"
-    if plan.platform == "gpu" and any(c.ndim for c in x.captured):
+    if isinstance(plan.score, ScalarScore) and SeparatedScore.of(plan.score) is None:
+        return "the score modifier looks up an array for each pair, which a kernel cannot gather from"
+    tables = [] if isinstance(plan.score, ScalarScore) else [c for c in x.captured if c.ndim]
+    if plan.platform == "gpu" and tables:
         return "the score modifier looks up a table, which is not in the GPU kernel"
-    longest = max((c.shape[0] for c in x.captured if c.ndim), default=0)
+    longest = max((c.shape[0] for c in tables), default=0)
     if longest > tuning.KERNEL_TABLE:
         return (
             f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE}"
@@ -196,7 +199,7 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
 def of_table_gradient(fun: Backward, x: Operands) -> str | None:
     active = select_active(fun.tree, fun.argnums, fun.argnums)
     tables = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None and c.ndim]
-    if not tables or np.dtype(x.q.dtype) == np.float32:
+    if isinstance(fun.plan.score, ScalarScore) or not tables or np.dtype(x.q.dtype) == np.float32:
         return None
     return (
         f"the gradient of a table in {np.dtype(x.q.dtype)} does not fit into vector memory (TPU v5; of float32 it does)"
