@@ -1,6 +1,7 @@
 """A score modifier of scalars as kernels take it: what it looks up for a query, or for a key, is an operand."""
 
 import dataclasses
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jattn._values import Separated, separate
 from jattn.engine.score import ScalarScore
 
-ROLE_OF = {None: "", 1: "q", 2: "k"}
+ROLE_OF = MappingProxyType({None: "", 1: "q", 2: "k"})
 """Of f(x, t, s): what depends on t has an entry a query, what depends on s one a key."""
 
 
