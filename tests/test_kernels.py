@@ -214,7 +214,7 @@ def test_one_exported_program_holds_the_form_of_each_platform():
     assert_close(exported.call(*x), jax.tree.map(np.asarray, jax.jit(f)(*x)))
 
 
-LEARNED = np.zeros(9, np.float32)
+LEARNED, ARRAYS = np.zeros(9, np.float32), jnp.zeros((3, T))
 WITHOUT = {  # what has no kernel: options, sizes, and what is said
     "dropout of other keys": (
         {"dropout_rate": 0.1, "dropout_key": jax.random.key(0, impl="rbg")},
@@ -240,6 +240,11 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
         {"mask": masks.where(lambda t, s: OF[jnp.abs(t - s) % S] == 1)},
         {},
         "the mask looks up a table, which a kernel cannot gather from",
+    ),
+    "many arrays": (
+        {"score": lambda x, t, s: x + ARRAYS[0][t] + ARRAYS[1][t] * x + ARRAYS[2][t] * x**2},
+        {},
+        "more than 2 arrays are looked up for each query or for each key",
     ),
     "a long table": (
         {"score": scores.distance_bias(np.zeros(129, np.float32))},

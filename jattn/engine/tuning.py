@@ -109,6 +109,10 @@ KERNEL_TABLE = 64
 """The most entries of a learned table in a kernel: it cannot gather, and looks at them one after another."""
 
 
+KERNEL_ROWS = 2
+"""The most arrays that a mask or a score modifier has an entry of for each query, and for each key: in the gradient
+each takes as much vector memory of a TPU as a quarter of the logits, and with four and heads of 256 it is full."""
+
 KERNEL_BLOCKS = 2**16
 """The most entries of a table of blocks in a kernel of the TPU, each side rounded up to `LANES`: all of it lies in
 vector memory, and a tile that is masked costs products as wide as the table."""

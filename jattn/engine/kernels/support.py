@@ -154,8 +154,14 @@ def of_options(plan: Plan, x: Operands) -> str | None:
             return "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others"
         if np.dtype(rate.dtype) != np.float32:
             return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
-    if isinstance(plan.score, ScalarScore) and SeparatedScore.of(plan.score) is None:
+    score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else None
+    if isinstance(plan.score, ScalarScore) and score is None:
         return "the score modifier looks up an array for each pair, which a kernel cannot gather from"
+    looked_up = [] if score is None else [score.roles]
+    if x.mask is not None:
+        looked_up += [part.leaf_axes() for part in parts_of(mask_by_rows(plan, x)) if part.asks_users_function]
+    if any(roles.count(side) > tuning.KERNEL_ROWS for roles in looked_up for side in ("q", "k")):
+        return f"more than {tuning.KERNEL_ROWS} arrays are looked up for each query or for each key"
     tables = [] if isinstance(plan.score, ScalarScore) else [c for c in x.captured if c.ndim]
     if plan.platform == "gpu" and tables:
         return "the score modifier looks up a table, which is not in the GPU kernel"
@@ -206,16 +212,21 @@ def of_table_gradient(fun: Backward, x: Operands) -> str | None:
     )
 
 
-def of_user(score: Any, mask: Mask | None) -> bool:
-    """Whether a tile evaluates what a user wrote: a function, or a class of masks or score modifiers of their own."""
+def parts_of(mask: Mask) -> list[Any]:
+    """The masks that a mask is composed of."""
     parts: list[Any] = []
 
     def collect(part: Mask) -> Mask:
         parts.append(part)
         return part
 
-    if mask is not None:
-        mask.map_leaves(collect)
+    mask.map_leaves(collect)
+    return parts
+
+
+def of_user(score: Any, mask: Mask | None) -> bool:
+    """Whether a tile evaluates what a user wrote: a function, or a class of masks or score modifiers of their own."""
+    parts: list[Any] = [] if mask is None else parts_of(mask)
     if isinstance(score, TileScore):
         parts.append(jax.tree.unflatten(score.tree, [0.0] * score.tree.num_leaves))
         parts.extend(getattr(parts[-1], "scores", ()))
