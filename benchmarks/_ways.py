@@ -64,6 +64,10 @@ def of_user(captured: Any) -> Callable[..., Any]:
     return lambda x, t, s: x * jnp.cos(captured).astype(x.dtype) + jnp.tanh(x) / (1 + abs(t - s)).astype(x.dtype)
 
 
+def of_array(captured: Any) -> Callable[..., Any]:
+    return lambda x, t, s: x + (captured[t] * jnp.tanh(captured[s])).astype(x.dtype)
+
+
 def key_of_random(T: int) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
@@ -201,6 +205,8 @@ WAYS = [
     mask("chosen_blocks(indices)", "chosen_blocks", lambda x: masks.chosen_blocks(x, 128) & CAUSAL,
          lambda T: Shape((T // 128, 4), INT)),
     mask("where(f)", "where", masks.where(lambda t, s: (t - s) * (t - s) < 9999)),
+    mask("where(f) of arrays", "where", lambda ids: masks.where(lambda t, s: ids[t] == ids[s]) & CAUSAL,
+         lambda T: Shape((T,), INT)),
     mask("lengths(q, k)", "lengths", lambda x: masks.lengths(x[0], x[1]), lambda T: Shape((2,), INT)),
     mask("segments(ids) & causal()", "segments", lambda x: masks.segments(x) & CAUSAL, lambda T: Shape((T,), INT)),
     mask("dense(array)", "dense", masks.dense, lambda T: Shape((T, T), BOOL)),
@@ -217,6 +223,7 @@ WAYS = [
     score("compose(soft_cap(c), alibi(m))", "compose",
           lambda x: scores.compose(scores.soft_cap(x[0]), scores.alibi(x[1])), lambda T: (2,)),
     score("a user's function that captures", "compose", of_user, lambda T: ()),
+    score("a user's function of an array", "compose", of_array, lambda T: (T,)),
     many_heads("causal", options={"is_causal": True}),
     many_heads("grouped, causal", KV_HEADS, {"is_causal": True}),
     many_heads("grouped, window and lengths", KV_HEADS,

@@ -2,12 +2,15 @@
 
 A value is a frozen dataclass and a pytree: its arrays are leaves, everything else is structure, hashable, so that
 equal structures are compiled once. A function becomes one when the arrays that it closes over are taken out of it:
-two lambdas that compute the same are then equal, however often they are written.
+two lambdas that compute the same are then equal, however often they are written. `separate` takes a function of scalars
+apart: what it looks up for each query, or for each key, is then looked up once a row and not once a pair, and a kernel,
+which cannot gather, has it as an operand.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -81,11 +84,15 @@ class Closed:
     """Arrays that are part of the function; None in the place of each that was captured."""
 
     def __call__(self, captured: Any, *xs: Any) -> list[Any]:
-        given = iter(captured)
-        consts = [next(given) if c is None else c for c in self.constants]
+        consts = self.fill(captured)
         if self._varies and not any(jax.typeof(x).manual_axis_type.varying for x in (*consts, *xs)):
             return _on_one_device(self.jaxpr, consts, *xs)
         return eval_jaxpr(self.jaxpr, consts, *xs)
+
+    def fill(self, captured: Any) -> list[Any]:
+        """All arrays, the captured ones at their places among the constants."""
+        given = iter(captured)
+        return [next(given) if c is None else c for c in self.constants]
 
     @cached_property
     def _varies(self) -> bool:
@@ -136,6 +143,90 @@ def _on_one_device(jaxpr: Any, consts: Any, *xs: Any) -> list[Any]:
             found = found if e.primitive.multiple_results else [found]
         of.update(zip(e.outvars, found, strict=True))
     return read(jaxpr.outvars)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Separated:
+    """A function f(captured, *xs) in parts: `alone` finds values, of which `rest` makes f."""
+
+    closed: Closed
+    made: Any
+    """Its jaxpr without calls of other functions, of all its arrays and of the xs."""
+    between: Mapping[int | None, Sequence[Any]]
+    """By the argument that they depend on, None for none: the variables that stand between the parts."""
+
+    def alone(self, n: int | None, captured: Sequence[Any], *x: Any) -> list[Any]:
+        """The values that depend on arrays and on argument n, or on no argument."""
+        arrays = [*self.made.consts, *self.closed.fill(captured)]
+        given = dict(zip([*self.made.jaxpr.constvars, *self.made.jaxpr.invars], arrays, strict=False))
+        if n is not None:
+            given[self.made.jaxpr.invars[len(self.closed.constants) + n]] = x[0]
+        return _evaluate(self.made.jaxpr.eqns, given, self.between[n])
+
+    def rest(self, values: Mapping[int | None, Sequence[Any]], *xs: Any) -> list[Any]:
+        """What f returns, given all values."""
+        given = dict(zip(self.made.jaxpr.invars[len(self.closed.constants) :], xs, strict=True))
+        for n, variables in self.between.items():
+            given.update(zip(variables, values[n], strict=True))
+        return _evaluate(self.made.jaxpr.eqns, given, self.made.jaxpr.outvars)
+
+
+def separate(closed: Closed, *alone: int) -> Separated | None:
+    """A function of scalars taken apart, or None where an array is asked of several arguments at once.
+
+    Args:
+      alone: the arguments whose values are wanted on their own.
+    """
+    consts, xs = ([_shaped(v.aval) for v in variables] for variables in (closed.jaxpr.constvars, closed.jaxpr.invars))
+    made = jax.make_jaxpr(lambda consts, xs: _on_one_device(closed.jaxpr, consts, *xs))(consts, xs)
+    n = len(consts)
+    arrays, arguments = [*made.jaxpr.constvars, *made.jaxpr.invars[:n]], made.jaxpr.invars[n:]
+    # Of each variable: the arguments that it depends on, and whether on an array too.
+    of = {v: (frozenset[int](), v.aval.shape != ()) for v in arrays}
+    of |= {v: (frozenset([i]), False) for i, v in enumerate(arguments)}
+    between: dict[int | None, dict[Any, None]] = {i: {} for i in (None, *alone)}
+
+    def of_one(found: tuple[frozenset[int], bool]) -> bool:
+        return found[1] and found[0] <= set(alone) and len(found[0]) < 2
+
+    def read_by_the_rest(atoms: Any) -> None:
+        for a in atoms:
+            if not isinstance(a, Literal) and (a in arrays or of_one(of[a])):
+                between[next(iter(of[a][0]), None)][a] = None
+
+    for e in made.jaxpr.eqns:
+        read = [of[a] for a in e.invars if not isinstance(a, Literal)]
+        found = frozenset[int]().union(*(some for some, _ in read)), any(asks for _, asks in read)
+        of.update(dict.fromkeys(e.outvars, found))
+        if not of_one(found):
+            read_by_the_rest(e.invars)
+    read_by_the_rest(made.jaxpr.outvars)
+    if any(v.aval.shape for variables in between.values() for v in variables):
+        return None
+    return Separated(closed, made, MappingProxyType({i: tuple(found) for i, found in between.items()}))
+
+
+def _shaped(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _evaluate(eqns: Sequence[Any], given: dict[Any, Any], wanted: Sequence[Any]) -> list[Any]:
+    """The variables that are wanted, of those that are given, by the equations that it takes."""
+    needed = {v for v in wanted if not isinstance(v, Literal)} - given.keys()
+    chosen = []
+    for e in reversed(eqns):
+        if needed & set(e.outvars):
+            chosen.append(e)
+            needed |= {a for a in e.invars if not isinstance(a, Literal)} - given.keys()
+    of = dict(given)
+
+    def read(atoms: Any) -> list[Any]:
+        return [a.val if isinstance(a, Literal) else of[a] for a in atoms]
+
+    for e in reversed(chosen):
+        found = e.primitive.bind(*read(e.invars), **e.primitive.get_bind_params(e.params))
+        of.update(zip(e.outvars, found if e.primitive.multiple_results else [found], strict=True))
+    return read(wanted)
 
 
 def recomputed(f: Callable[[], Any]) -> Any:

@@ -16,6 +16,12 @@ def by_distance(x):
     return lambda score, t, s: score * jnp.cos(x["c"]) + jnp.exp(-(x["c"] ** 2) * jnp.abs(t - s).astype(score.dtype))
 
 
+def over_arrays(x):
+    """What is looked up by query, by key and by neither."""
+    table = x["table"]
+    return lambda score, t, s: score * table[t % 32] + jnp.sin(x["c"] * table[s // 10]) + table[3] * table[t // 5]
+
+
 def options(x, score):
     named = {"bias": x.get("bias"), "scale": x.get("scale"), "sink": x.get("sink", x.get("one sink"))}
     return {"score": None if score is None else score(x), **named}
@@ -51,10 +57,27 @@ def assert_close(got, want, where=""):
         )
 
 
-def assert_as_defined(case, T, S, D, Dv, tile):
+KEY, RATE = np.array([3, 2**31 + 5], np.uint32), np.float32(0.4)
+
+
+def drop_by_definition(weights):
+    """Weights after dropout, drawn in cells of 16 × 16 pairs, each from the key folded with its place."""
+
+    def cell(a, b):
+        here = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(KEY), a), b)
+        return jax.random.bernoulli(here, 1 - RATE, (16, 16))
+
+    T, S = weights.shape
+    a, b = np.indices((-(-T // 16), -(-S // 16)), dtype=np.int32)
+    kept = jax.vmap(jax.vmap(cell))(a, b).swapaxes(1, 2).reshape(16 * len(a), -1)[:T, :S]
+    return jnp.where(kept, weights / (1 - RATE.astype(weights.dtype)), 0)
+
+
+def assert_as_defined(case, T, S, D, Dv, tile, *, dropout=False):
     """The interpreted kernels of a case (what is active beside q, k and v; mask; score; positions) in float32 are the
     definition in float64."""
     active, mask, score, at = case
+    drops = {"dropout_rate": RATE, "dropout_key": KEY} if dropout else {}
     every = {
         "c": np.float32(0.5),
         "table": normal(32, seed=6),
@@ -67,12 +90,16 @@ def assert_as_defined(case, T, S, D, Dv, tile):
     x_dot = {name: np.cos(np.arange(np.size(a))).reshape(np.shape(a)) for name, a in x.items()}
 
     def kernels(x):
-        how = {"mask": mask, "return_lse": True, "tile": tile, "implementation": "interpret", **at}
+        how = {"mask": mask, "return_lse": True, "tile": tile, "implementation": "interpret", **at, **drops}
         return jattn.attention(x["q"], x["k"], x["v"], **options(x, score), **how)
 
     def definition(x):
         allowed = None if mask is None else masks.to_dense(mask, T, S, **at)
-        return reference.attention(x["q"], x["k"], x["v"], mask=allowed, **options(x, score), **at)
+        how = {"mask": allowed, **options(x, score), **at}
+        if not dropout:
+            return reference.attention(x["q"], x["k"], x["v"], **how)
+        weights, lse = reference.attention(x["q"], x["k"], jnp.eye(S), **how)
+        return drop_by_definition(weights) @ x["v"], lse
 
     got = orders(kernels)(cast(x, np.float32), cast(x_dot, np.float32))
     with jax.enable_x64(True):

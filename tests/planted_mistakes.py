@@ -388,6 +388,25 @@ plant("in a kernel, no sink", PASSES, "SoftmaxState.start(x.sink,", "SoftmaxStat
 plant("in a kernel, the scale twice in the cotangent of the query", PASSES,
       "q=w.tile.q * w.tile.scale, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[scale]")
 plant("in a kernel, the bias transposed twice", PASSES, "(parts.bias.T,)", "(parts.bias,)", f"{AS_DEFINED}[bias]")
+DRAWN = "kernels.py::test_dropout_is_drawn_as_jax_random_draws_it"
+plant("in a kernel, dropout drawn in cells that are transposed", "jattn/engine/kernels/threefry.py",
+      "jax.lax.rem(t, cell) * cell + jax.lax.rem(s, cell)", "jax.lax.rem(s, cell) * cell + jax.lax.rem(t, cell)", DRAWN)
+plant("in a kernel, a derivative that drops nothing", PASSES,
+      "factors = tiles.dropout_factors(call.plan, tile, transposed=True)", "factors = None", DRAWN)
+plant("in a kernel, the pattern of another head", KERNEL, 'Leaf(words[:, 1], key.own, "")', 'Leaf(words[:, 1], (), "")',
+      "kernels.py::test_what_differs_from_head_to_head_is_found_by_its_index")
+plant("in a kernel, blocks that overlap", "jattn/masks/_blocks.py", "positions < first + self.size",
+      "positions <= first + self.size", f"{AS_DEFINED}[blocks & causal]")
+plant("in a kernel, what a mask looks up for a query taken for a key", "jattn/masks/_where.py",
+      "{0: of_q, 1: of_k, None: self.of_neither}, t, s", "{0: of_k, 1: of_k, None: self.of_neither}, t, s",
+      f"{AS_DEFINED}[where, over arrays]")
+OVER_ARRAYS = f"{AS_DEFINED}[a user's, over arrays]"
+plant("in a kernel, what a score looks up taken for its tangent", KERNEL, "tuple(tangents))[1]", "tuple(tangents))[0]",
+      OVER_ARRAYS)
+plant("in a kernel, no cotangent of what a score looks up for a query", PASSES, '"q": y[:, 0, : plan.T]',
+      '"q": y[:, 0, : plan.T] * 0', OVER_ARRAYS)
+plant("in a kernel, no cotangent of what a score looks up for a key", PASSES, 'y[:, : plan.S, 0] if leaf.role == "k"',
+      'y[:, : plan.S, 0] * 0 if leaf.role == "k"', OVER_ARRAYS)
 
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
-from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head
+from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
 from jax.experimental.pallas import tpu as pallas_tpu
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
@@ -31,6 +31,7 @@ TILE = (128, 128)
 AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.arange(S, dtype=np.int32)}
 IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 70, 3).astype(np.int32)
 PARENTS = np.arange(T) * 2 // 3 - 1
+OF, ODD = jnp.asarray(np.minimum(np.arange(S) // 70, 3)), np.arange(S) % 7 == 1
 SOME = np.random.default_rng(1).random((T, S)) < 0.3
 
 
@@ -51,13 +52,16 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "lengths": ((), masks.lengths(101, np.int32(170)), None, {}),
     "dense": ((), masks.dense(SOME), None, {}),
     "one row for all": ((), masks.dense(SOME[:1]), None, {}),
+    "blocks & causal": ((), masks.blocks(SOME[:7, :7], 47) & masks.causal(), None, AT),
     "where": ((), masks.where(lambda t, s: (t * s) % 3 < 2), None, AT),
+    "where, over arrays": ((), masks.where(lambda t, s: (OF[t] == OF[s]) | jnp.asarray(ODD)[t]), None, AT),
     "empty": ((), masks.empty(), None, {}),
     "rows without a key": ((), masks.causal(), None, {**AT, "q_positions": AT["q_positions"] - S + T - 60}),
     "soft cap": (("c",), masks.causal(), lambda x: scores.soft_cap(x["c"] ** 2 + 1), AT),
     "alibi": (("c",), masks.causal(), lambda x: scores.alibi(x["c"]), AT),
     "composed": (("c",), None, lambda x: scores.compose(scores.soft_cap(3.0), scores.alibi(x["c"])), AT),
     "the user's own": (("c",), masks.causal(), by_distance, AT),
+    "a user's, over arrays": (("c", "table"), masks.causal(), over_arrays, AT),
     "distance bias": (("table",), masks.causal(), lambda x: scores.distance_bias(x["table"][:9]), AT),
     "relative bias": (("table",), None, lambda x: scores.relative_bias(x["table"], max_distance=128), AT),
     "bias": (("bias",), masks.causal(), None, AT),
@@ -72,6 +76,12 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_are_the_definition_and_its_derivatives(name):
     assert_as_defined(CASES[name], T, S, D, Dv, TILE)
+
+
+@pytest.mark.structure
+def test_dropout_is_drawn_as_jax_random_draws_it():
+    """Of everything at once: the value, the gradient and the tangent, tiles that are cut and that pad among them."""
+    assert_as_defined(CASES["everything"], T, S, D, Dv, TILE, dropout=True)
 
 
 def grouped(dtype=np.float32, N=4, K=2, B=2):
@@ -110,14 +120,16 @@ def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(dtype):
 def test_what_differs_from_head_to_head_is_found_by_its_index():
     slopes, ids = normal(3, seed=7, dtype=np.float32), np.stack([IDS[0], np.arange(T, dtype=np.int32) // 100])
     q, k, v = (normal(2, 3, T, n, seed=n, dtype=np.float32) for n in (D, D, Dv))
+    tables, keys = SOME[: 2 * 5, : 3 * 5].reshape(2, 5, 3, 5).swapaxes(1, 2), jax.random.split(jax.random.key(0), 3)
 
     def f(how):
-        def one(q, k, v, slope, ids):
-            mask = masks.segments(ids) & masks.causal()
-            return jattn.attention(q, k, v, mask=mask, score=scores.alibi(slope), tile=TILE, implementation=how)
+        def one(q, k, v, slope, ids, table, key):
+            mask = masks.segments(ids) & masks.causal() & masks.blocks(table, 31)
+            more = {"tile": TILE, "implementation": how, "dropout_rate": 0.3, "dropout_key": key}
+            return jattn.attention(q, k, v, mask=mask, score=scores.alibi(slope), **more)
 
-        heads = jax.vmap(jax.vmap(one, (0, 0, 0, 0, None)), (0, 0, 0, None, 0))
-        loss = lambda q, k, v, slopes: jnp.sum(jnp.sin(heads(q, k, v, slopes, ids)))  # noqa: E731
+        heads = jax.vmap(jax.vmap(one, (0, 0, 0, 0, None, 0, 0)), (0, 0, 0, None, 0, 0, None))
+        loss = lambda q, k, v, slopes: jnp.sum(jnp.sin(heads(q, k, v, slopes, ids, tables, keys)))  # noqa: E731
         return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))(q, k, v, slopes)
 
     assert_close(f("interpret"), jax.tree.map(np.asarray, f("loops")))
@@ -202,22 +214,47 @@ def test_one_exported_program_holds_the_form_of_each_platform():
     assert_close(exported.call(*x), jax.tree.map(np.asarray, jax.jit(f)(*x)))
 
 
-TABLE = np.eye(32, dtype=bool)
-LEARNED = np.zeros(9, np.float32)
+LEARNED, ARRAYS = np.zeros(9, np.float32), jnp.zeros((3, T))
 WITHOUT = {  # what has no kernel: options, sizes, and what is said
-    "dropout": (
-        {"dropout_rate": 0.1, "dropout_key": np.array([0, 1], np.uint32)}, {}, "dropout is not in the TPU kernel"
+    "dropout of other keys": (
+        {"dropout_rate": 0.1, "dropout_key": jax.random.key(0, impl="rbg")},
+        {},
+        "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others",
     ),
-    "blocks": ({"mask": masks.blocks(TABLE, 64)}, {}, "the mask looks up a table, which a kernel cannot gather from"),
+    "a rate in bfloat16": (
+        {"dropout_rate": jnp.bfloat16(0.1), "dropout_key": jax.random.key(0)},
+        {},
+        "the kernel draws dropout in float32, and dropout_rate is bfloat16",
+    ),
+    "many blocks": (
+        {"mask": masks.blocks(np.eye(512, dtype=bool), 4)},
+        {},
+        "the mask has a table of 512 × 512 blocks, and the kernel holds 65536",
+    ),
+    "chosen blocks": (
+        {"mask": masks.chosen_blocks(np.zeros((32, 2), np.int32), 64)},
+        {},
+        "the mask looks up a table, which a kernel cannot gather from",
+    ),
+    "an array of pairs": (
+        {"mask": masks.where(lambda t, s: OF[jnp.abs(t - s) % S] == 1)},
+        {},
+        "the mask looks up a table, which a kernel cannot gather from",
+    ),
+    "many arrays": (
+        {"score": lambda x, t, s: x + ARRAYS[0][t] + ARRAYS[1][t] * x + ARRAYS[2][t] * x**2},
+        {},
+        "more than 2 arrays are looked up for each query or for each key",
+    ),
     "a long table": (
         {"score": scores.distance_bias(np.zeros(129, np.float32))},
         {},
         "the score modifier has a table of 129 entries, and the kernel looks through 64",
     ),
-    "a captured array": (
-        {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[t % 9]},
+    "an array of scores": (
+        {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[jnp.abs(t - s) % 9]},
         {},
-        "the score modifier captures an array, which a kernel cannot gather from",
+        "the score modifier looks up an array for each pair, which a kernel cannot gather from",
     ),
     "what cannot be lowered": (
         {"score": lambda x, t, s: x + jax.lax.sort(jnp.stack([x, -x]))[0]},

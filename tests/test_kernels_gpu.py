@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
-from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head
+from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
 
 import jattn
 from jattn import masks, scores
@@ -48,6 +48,13 @@ def interpreted(monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_are_the_definition_and_its_derivatives(name, interpreted):
     assert_as_defined(CASES[name], T, S, D, Dv, TILE)
+
+
+@pytest.mark.structure
+def test_dropout_is_drawn_as_jax_random_draws_it_beside_a_mask_and_a_score_over_arrays(interpreted):
+    of = jnp.asarray(IDS[1])
+    mask = masks.where(lambda t, s: of[t] == of[s]) & masks.lengths(71, None)
+    assert_as_defined((("c", "table"), mask, over_arrays, AT), T, S, D, Dv, TILE, dropout=True)
 
 
 @pytest.mark.structure
@@ -120,12 +127,9 @@ def test_a_program_of_three_platforms_is_exported_without_the_kernel_of_the_gpu(
 
 
 WITHOUT = {  # what has no kernel there: options, sizes, and what is said
-    "dropout": (
-        {"dropout_rate": 0.1, "dropout_key": np.array([0, 1], np.uint32)}, {}, "dropout is not in the GPU kernel"
-    ),
     "blocks": (
         {"mask": masks.blocks(np.eye(32, dtype=bool), 64)}, {},
-        "the mask looks up a table, which a kernel cannot gather from",
+        "the mask looks up a table, which is not in the GPU kernel",
     ),
     "a table": (
         {"score": scores.distance_bias(np.zeros(9, np.float32))},

@@ -32,6 +32,7 @@ class Tile(NamedTuple):
     q_axis: TileAxis
     k_axis: TileAxis
     dropout: Any
+    """(key, rate); in a kernel, which draws them by itself, (the kept pairs, rate)."""
 
 
 def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) -> Tile:
@@ -158,14 +159,20 @@ def logits_from_products(
 
 
 def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.Array | None:
-    """What dropout multiplies the weights of a tile by: 0, or 1 / (1 − rate); None without dropout.
-
-    Whether a pair is dropped depends on the key and on its two row numbers alone, never on the tiles: it is drawn in
-    cells of 16 × 16 pairs, each from the key folded with the place of the cell.
-    """
+    """What dropout multiplies the weights of a tile by: 0, or 1 / (1 − rate); None without dropout."""
     if tile.dropout is None:
         return None
     key, rate = tile.dropout
+    kept = key if key.dtype == jnp.bool_ else kept_pairs(plan, tile, key, rate, transposed=transposed)
+    return jnp.where(kept, 1 / (1 - rate), 0).astype(plan.dtype)
+
+
+def kept_pairs(plan: Plan, tile: Tile, key: jax.Array, rate: jax.Array, *, transposed: bool) -> jax.Array:
+    """Which pairs of a tile dropout keeps.
+
+    That depends on the key and on the two row numbers of a pair alone, never on the tiles: it is drawn in cells of
+    16 × 16 pairs, each from the key folded with the place of the cell. `kernels.threefry` draws the same.
+    """
     down, across = (-(-n // DROPOUT_CELL) for n in (plan.q_tile, plan.k_tile))
 
     def cell(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -178,5 +185,4 @@ def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.
     )
     kept = jax.vmap(jax.vmap(cell, (None, 0)), (0, None))(a, b)
     kept = kept.swapaxes(1, 2).reshape(down * DROPOUT_CELL, across * DROPOUT_CELL)[: plan.q_tile, : plan.k_tile]
-    factors = jnp.where(kept, 1 / (1 - rate), 0).astype(plan.dtype)
-    return factors.T if transposed else factors
+    return kept.T if transposed else kept

@@ -72,6 +72,10 @@ KERNEL_TILE = 512
 """Queries and keys of a tile there, at most: a tile of logits is 1 MiB, and a dozen of them fit into its vector memory
 beside the blocks of the operands. Compiled, and not measured."""
 
+KERNEL_DROPOUT_TILE = 256
+"""The same where dropout draws for each pair, in a hundred steps that the compiler writes out for all of a tile: of
+512 × 512 a program is twice as long, and takes four times as long to compile."""
+
 KERNEL_MOST_WIDTH = 256
 """The widest head whose blocks fit beside such tiles."""
 
@@ -105,11 +109,22 @@ KERNEL_TABLE = 64
 """The most entries of a learned table in a kernel: it cannot gather, and looks at them one after another."""
 
 
-def kernel_tile_sizes(T: int, S: int, platform: str) -> tuple[int, int]:
-    """How many queries and how many keys make a tile of a kernel: as few tiles as `KERNEL_TILE` allows, evenly."""
+KERNEL_ROWS = 2
+"""The most arrays that a mask or a score modifier has an entry of for each query, and for each key: in the gradient
+each takes as much vector memory of a TPU as a quarter of the logits, and with four and heads of 256 it is full."""
+
+KERNEL_BLOCKS = 2**16
+"""The most entries of a table of blocks in a kernel of the TPU, each side rounded up to `LANES`: all of it lies in
+vector memory, and a tile that is masked costs products as wide as the table."""
+
+
+def kernel_tile_sizes(T: int, S: int, platform: str, *, draws: bool) -> tuple[int, int]:
+    """How many queries and how many keys make a tile of a kernel, which may draw what dropout keeps: as few tiles as
+    `KERNEL_TILE` allows, evenly."""
     if platform == "gpu":
         return GPU_TILE
-    q, k = (LANES * math.ceil(n / math.ceil(n / KERNEL_TILE) / LANES) for n in (T, S))
+    most = KERNEL_DROPOUT_TILE if draws else KERNEL_TILE
+    q, k = (LANES * math.ceil(n / math.ceil(n / most) / LANES) for n in (T, S))
     return q, k
 
 

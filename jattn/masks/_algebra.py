@@ -163,6 +163,13 @@ class Mask:
         """The same mask, with no array that serves the rows of q and of k at once."""
         return self
 
+    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array) -> "Mask":
+        """The same mask of all rows, with an entry a row for what it looks up in arrays, if it can: as kernels take it.
+
+        Asked of what a user's function says. Its block states are asked of the mask itself.
+        """
+        return self
+
     def leaf_axes(self) -> list[str]:
         """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither)."""
         return [""] * len(jax.tree.leaves(self))

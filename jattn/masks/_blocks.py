@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jattn import _errors
@@ -40,9 +41,24 @@ class Blocks(Mask):
     size: int = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        if q.positions.shape == k.positions.shape:  # as in a kernel, transposed
+            return self._by_products(q.positions[:1], k.positions[:, :1])
         (i, i_there), (j, j_there) = (self._of(x.positions, n) for x, n in zip((q, k), self.table.shape, strict=True))
         # Whole rows and then columns of the table: many times faster on a CPU than an entry for each pair.
         return over_vectors(lambda i, j: self.table[i][:, j], i, j) & i_there & j_there
+
+    def _by_products(self, t: jax.Array, s: jax.Array) -> jax.Array:
+        """The allowed pairs of positions [1, n] and [m, 1]: [m, n]. A kernel cannot gather: of sums with one term
+        that is not 0, products of matrices find the entries, exactly in any precision."""
+
+        def within(positions: jax.Array, blocks: int, axis: int) -> jax.Array:
+            shape = (positions.size, blocks) if axis else (blocks, positions.size)
+            first = jax.lax.broadcasted_iota(jnp.int32, shape, axis) * self.size
+            return ((positions >= first) & (positions < first + self.size)).astype(jnp.float32)
+
+        rows, columns = self.table.shape
+        of_queries = jax.lax.dot_general(self.table.astype(jnp.float32), within(t, rows, 0), (((0,), (0,)), ((), ())))
+        return within(s, columns, 1) @ of_queries > 0.5
 
     def _of(self, positions: Any, n: int) -> tuple[Any, Any]:
         """The block of each position among n, and whether there is one."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool
-from jattn._values import Closed, close, name_of, static, value
+from jattn._values import Closed, Separated, close, name_of, separate, static, value
 from jattn.masks._algebra import PARTIAL, BlockState, Mask, Spans, TileAxis, block_state, over_vectors
 
 
@@ -77,6 +77,16 @@ class Where(Mask):
             return jax.vmap(jax.vmap(lambda t, s: self.rule(self.captured, t, s)[0]))(t, s)
         return over_vectors(lambda t, s: self.rule.of_pairs(self.captured, t, s), t, s)
 
+    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array) -> Mask:
+        parts = separate(self.rule.closed, 0, 1)
+        if parts is None or not any(parts.between.values()):
+            return self
+        of_q, of_k = (
+            jax.vmap(lambda x, n=n: tuple(parts.alone(n, self.captured, x)))(positions)
+            for n, positions in enumerate((q_positions, k_positions))
+        )
+        return WhereByRows(of_q, of_k, tuple(parts.alone(None, self.captured)), parts)
+
     def block_state(self, q: Spans, k: Spans) -> BlockState:
         ends = q.lowest, q.highest, k.lowest, k.highest
         known = not any(isinstance(x, jax.Array) for x in (*ends, *self.state_captured))
@@ -99,6 +109,27 @@ class Where(Mask):
     def __repr__(self) -> str:
         more = "" if self.state_rule is None else f", state={self.state_rule.name}"
         return f"where({self.rule.name}{more})"
+
+
+@value
+class WhereByRows(Mask):
+    """`Where` in a kernel, with what the function says of each query and of each key alone."""
+
+    asks_users_function = True
+    of_q: tuple[jax.Array, ...]
+    of_k: tuple[jax.Array, ...]
+    of_neither: tuple[jax.Array, ...]
+    parts: Separated = static()
+
+    def leaf_axes(self) -> list[str]:
+        return ["q"] * len(self.of_q) + ["k"] * len(self.of_k) + [""] * len(self.of_neither)
+
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        def pair(t: jax.Array, s: jax.Array, of_q: Any, of_k: Any) -> jax.Array:
+            allowed: jax.Array = self.parts.rest({0: of_q, 1: of_k, None: self.of_neither}, t, s)[0]
+            return allowed
+
+        return jax.vmap(jax.vmap(pair))(q.positions, k.positions, self.of_q, self.of_k)
 
 
 def where(

@@ -1,6 +1,8 @@
 """Kernels: the passes of the engine as single programs of an accelerator, from the same functions of a tile.
 
 layout     the operands of all heads, in blocks by their roles, and the walk over tiles that a kernel takes
+threefry   the draws of dropout, of each pair by itself
+score      a user's score modifier, with what it looks up as operands
 passes     the forward, tangent and backward pass, each as kernels: what they fold over tiles
 tpu        a kernel as a program of the TPU (Pallas, Mosaic)
 gpu        a kernel as a program of an NVIDIA GPU (Pallas, Triton)

@@ -8,6 +8,7 @@ such as the keys of grouped heads, is found by its index and never repeated.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +17,13 @@ import numpy as np
 
 from jattn._numerics import nonfinite_rows
 from jattn.engine.batching.partition import BatchLevels
+from jattn.engine.kernels import threefry
+from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile
-from jattn.masks import TileAxis
+from jattn.engine.tuning import LANES
+from jattn.masks import Mask, TileAxis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +110,7 @@ class Call:
         ]
         self.more: list[Leaf] = leaves[n:]
         self.raw: Operands = jax.tree.unflatten(tree, leaves[:n])
-        self.x: Operands = self.in_blocks(self.raw)
+        self.x: Operands = self.in_blocks(self.raw._replace(captured=self.values(self.raw.captured)))
 
     @property
     def every(self) -> tuple[int, ...]:
@@ -131,6 +135,7 @@ class Call:
         """Operands, or tangents of them, padded to whole tiles and laid out by their roles."""
         mask = x.mask
         if mask is not None:
+            mask = mask.map_leaves(self.by_rows)
             leaves, tree = jax.tree.flatten(mask)
             laid = [self.lay(leaf, role) for leaf, role in zip(leaves, mask.leaf_axes(), strict=True)]
             mask = jax.tree.unflatten(tree, laid)
@@ -141,11 +146,74 @@ class Call:
             bias=self.lay(x.bias, ROLES.bias),
             sink=None if x.sink is None else self.lay(x.sink, ROLES.sink[: x.sink.array.ndim - 1]),
             scale=self.lay(x.scale, ROLES.scale),
-            captured=tuple(c if c is None else self.lay(c, "n"[: c.array.ndim - 1]) for c in x.captured),
+            captured=tuple(starmap(self.lay, zip(x.captured, self.captured_roles(x), strict=True))),
             mask=mask,
             q_positions=self.lay(x.q_positions, ROLES.q_positions),
             k_positions=self.lay(x.k_positions, ROLES.k_positions),
+            dropout=None if x.dropout is None else (self.words(x.dropout[0]), self.lay(x.dropout[1], "")),
         )
+
+    def captured_roles(self, x: Operands) -> Sequence[str]:
+        """Those of what the score modifier captured, or of the values that stand for it; a table is "n"."""
+        if isinstance(self.plan.score, SeparatedScore):
+            return self.plan.score.roles
+        return ["" if c is None else "n"[: c.array.ndim - 1] for c in x.captured]
+
+    def values(self, captured: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
+        """What a kernel takes for what the score modifier captured."""
+        score = self.plan.score
+        if not isinstance(score, SeparatedScore):
+            return captured
+        found: tuple[Leaf, ...] = self.over_levels(score.values, captured, *self.positions)
+        return found
+
+    def values_dot(self, captured_dot: tuple[Leaf | None, ...]) -> tuple[Leaf | None, ...]:
+        """The tangents of these values, of those of what was captured."""
+        score = self.plan.score
+        if not isinstance(score, SeparatedScore):
+            return captured_dot
+        active = [n for n, x_dot in enumerate(captured_dot) if x_dot is not None]
+        if not active:
+            return (None,) * len(score.roles)
+
+        def of_one(captured: tuple[jax.Array, ...], tangents: list[jax.Array], t: jax.Array, s: jax.Array) -> Any:
+            def f(*xs: jax.Array) -> list[jax.Array]:
+                given = list(captured)
+                for n, x in zip(active, xs, strict=True):
+                    given[n] = x
+                return [y for y in score.values(tuple(given), t, s) if is_float(y)]
+
+            return jax.jvp(f, tuple(captured[n] for n in active), tuple(tangents))[1]
+
+        found = iter(self.over_levels(of_one, self.raw.captured, [captured_dot[n] for n in active], *self.positions))
+        return tuple(next(found) if is_float(leaf.array) else None for leaf in self.x.captured)
+
+    def pull_values(self, active: Sequence[int], cotangents: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The cotangents of some of what was captured, with the levels of each, of those of all floating values."""
+
+        def f(*xs: jax.Array) -> list[jax.Array]:
+            given = list(self.raw.captured)
+            for n, x in zip(active, xs, strict=True):
+                given[n] = dataclasses.replace(given[n], array=x)
+            return [leaf.array for leaf in self.values(tuple(given)) if is_float(leaf.array)]
+
+        y, pull = jax.vjp(f, *(self.raw.captured[n].array for n in active))
+        pairs = zip(cotangents, y, strict=True)
+        found: tuple[jax.Array, ...] = pull([dy.reshape(y.shape).astype(y.dtype) for dy, y in pairs])
+        return found
+
+    @property
+    def positions(self) -> tuple[Leaf, Leaf]:
+        """Where all rows of q and of k stand."""
+        x, plan = self.raw, self.plan
+        rows = (Leaf(jnp.arange(n, dtype=jnp.int32)[None], (), "") for n in (plan.T, plan.S))
+        q, k = (n if at is None else at for n, at in zip(rows, (x.q_positions, x.k_positions), strict=True))
+        return q, k
+
+    def words(self, key: Leaf) -> tuple[Leaf, Leaf]:
+        """A key of threefry2x32 as the two words that it is made of."""
+        words = jax.lax.bitcast_convert_type(jax.random.key_data(key.array), jnp.int32)
+        return Leaf(words[:, 0], key.own, ""), Leaf(words[:, 1], key.own, "")
 
     def lay(self, leaf: Any, role: str) -> Any:
         """A leaf in the form of its blocks: padded, and one entry a row along the last axis. None stays None."""
@@ -153,6 +221,9 @@ class Call:
             return None
         a, plan = leaf.array, self.plan
         lengths = {"q": (plan.T, plan.q_rows), "k": (plan.S, plan.k_rows)}
+        if role == "" and a.ndim == 3:  # a table, which every tile has whole
+            role = "nm"
+            lengths = {letter: (n, -(-n // LANES) * LANES) for letter, n in zip(role, a.shape[1:], strict=True)}
         if role == "qk":  # one entry for all rows of a side has no axis there
             role = "".join(
                 letter for letter, n in zip(role, a.shape[1:], strict=True) if n != 1 or lengths[letter][0] == 1
@@ -160,7 +231,7 @@ class Call:
             a = a.reshape(a.shape[0], *(lengths[letter][0] for letter in role))
         boolean = a.dtype == jnp.bool_
         if boolean:
-            a = a.astype(jnp.int8 if role == "qk" else jnp.int32)
+            a = a.astype(jnp.int8 if role in ("qk", "nm") else jnp.int32)
         more = [(0, 0)] + [(0, lengths[letter][1] - lengths[letter][0] if letter in lengths else 0) for letter in role]
         ids = role in ("q", "k") and jnp.issubdtype(a.dtype, jnp.integer)
         a = jnp.pad(a, more, mode="edge" if ids else "constant") if any(n for _, n in more) else a
@@ -181,22 +252,31 @@ class Call:
 
         In NumPy where they are known before anything is traced.
         """
-        parts = (self.raw.mask, self.raw.q_positions, self.raw.k_positions)
-        leaves, tree = jax.tree.flatten(parts)
-        own = tuple(sorted({level for leaf in leaves for level in leaf.own}))
 
-        def of_one(arrays: list[jax.Array]) -> Any:
-            mask, q, k = jax.tree.unflatten(tree, arrays)
+        def of_one(mask: Any, q: Any, k: Any) -> Any:
             x = Operands(None, None, None, mask=mask, q_positions=q, k_positions=k)
             return block_states(self.plan, pad(self.plan, x)).astype(np.int32)
 
-        f = of_one
+        found: Leaf = self.over_levels(of_one, self.raw.mask, self.raw.q_positions, self.raw.k_positions)
+        return found
+
+    def by_rows(self, part: Mask) -> Mask:
+        """A part of a mask, whose leaves are leaves here, with an entry a row for what a user's function looks up."""
+        if not part.asks_users_function:
+            return part
+        found: Mask = self.over_levels(lambda part, *at: part.by_rows(*at), part, *self.positions)
+        return found
+
+    def over_levels(self, f: Callable[..., Any], *xs: Any) -> Any:
+        """What a function finds of trees of leaves, mapped over all levels that any of them has: a tree of leaves."""
+        leaves, tree = jax.tree.flatten(xs)
+        own = tuple(sorted({level for leaf in leaves for level in leaf.own}))
+        mapped: Callable[[list[Any]], Any] = lambda arrays: f(*jax.tree.unflatten(tree, arrays))  # noqa: E731
         for level in reversed(own):
-            f = jax.vmap(f, ([0 if level in leaf.own else None for leaf in leaves],))
-        arrays = [
-            leaf.array.reshape(*(self.sizes[level] for level in leaf.own), *leaf.array.shape[1:]) for leaf in leaves
-        ]
-        return Leaf(f(arrays).reshape(-1, self.plan.q_tiles, self.plan.k_tiles), own, "")
+            mapped = jax.vmap(mapped, ([0 if level in leaf.own else None for leaf in leaves],))
+        shapes = (tuple(self.sizes[level] for level in leaf.own) for leaf in leaves)
+        found = mapped([leaf.array.reshape(*n, *leaf.array.shape[1:]) for n, leaf in zip(shapes, leaves, strict=True)])
+        return jax.tree.map(lambda y: Leaf(y.reshape(-1, *y.shape[len(own) :]), own, ""), found)
 
     def nonfinite_tiles(self, leaf: Leaf, n: int) -> Leaf:
         """Whether each tile of rows of q, k or v holds a non-finite one."""
@@ -214,7 +294,15 @@ class Call:
         def wide(a: Any) -> Any:
             return None if a is None else a.astype(plan.dtype)
 
-        mask = x.mask if x.mask is None else jax.tree.map(lambda a: jnp.broadcast_to(a, shape) if a.ndim else a, x.mask)
+        dropout = None
+        if x.dropout is not None:
+            words, rate = x.dropout
+            dropout = threefry.kept(words, 1 - rate, (i * plan.q_tile, j * plan.k_tile), shape), rate
+
+        def over_tile(leaf: Leaf, a: Any) -> Any:
+            return a if leaf.role in ("", "nm") else jnp.broadcast_to(a, shape)
+
+        mask = None if x.mask is None else jax.tree.map(over_tile, self.x.mask, x.mask)
         return Tile(
             q=wide(x.q),
             k=wide(x.k),
@@ -225,8 +313,12 @@ class Call:
             mask=mask,
             q_axis=axis(i, plan.q_tile, 1, x.q_positions),
             k_axis=axis(j, plan.k_tile, 0, x.k_positions),
-            dropout=None,
+            dropout=dropout,
         )
+
+
+def is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
 
 
 class Output(NamedTuple):

@@ -18,8 +18,10 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
-from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, Walk
+from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, Walk, is_float
+from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
+from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore
 from jattn.engine.tangent import Recomputed, Tangent, tangent_tile
 from jattn.partials import SoftmaxState
@@ -28,32 +30,24 @@ Run = Callable[[Kernel], list[jax.Array]]
 Carry = Sequence[jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class ElementwiseScore:
-    """A score modifier of scalars, over a tile whose positions and captured scalars are laid out over all of it."""
-
-    score: ScalarScore
-
-    def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-        def one(x: jax.Array, t: jax.Array, s: jax.Array, *captured: jax.Array) -> jax.Array:
-            return self.score.closed(captured, x, t, s)[0].astype(x.dtype)
-
-        captured = (jnp.broadcast_to(c, tile.shape) for c in captured)
-        return jax.vmap(jax.vmap(one))(tile, t, s, *captured)
-
-
-def kernel_plan(plan: Plan) -> Plan:
-    """The plan with the tiles of a kernel, and a score modifier that it can compute."""
-    q_tile, k_tile = (
-        (plan.q_tile, plan.k_tile) if plan.tile_given else tuning.kernel_tile_sizes(plan.T, plan.S, plan.platform)
-    )
-    score = ElementwiseScore(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
+def kernel_plan(plan: Plan, x: Operands) -> Plan:
+    """The plan with the tiles of a kernel for some operands, and a score modifier that it can compute."""
+    q_tile, k_tile = plan.q_tile, plan.k_tile
+    if not plan.tile_given:
+        q_tile, k_tile = tuning.kernel_tile_sizes(plan.T, plan.S, plan.platform, draws=x.dropout is not None)
+    score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
     return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
+
+
+def call_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[jax.Array]) -> Call:
+    """The operands of a pass, planned for its kernels."""
+    x: Operands = jax.tree.unflatten(fun.tree, xs[: fun.tree.num_leaves])
+    return Call(kernel_plan(fun.plan, x), fun.tree, levels, xs)
 
 
 def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
     """(out, m, log_sum) of all heads."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    call = call_of(fun, levels, xs)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
 
     def start(x: Operands) -> Carry:
@@ -121,16 +115,18 @@ def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: An
     allowed = tiles.tile_mask(call.plan, tile) if masked else None
     v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked else (tile.v, None)
     m, log_sum = rows
-    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, None, v, v_nonfinite)
+    factors = tiles.dropout_factors(call.plan, tile, transposed=True)
+    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, factors, v, v_nonfinite)
 
 
 def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
     """(out_dot, lse_dot) of all heads."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    call = call_of(fun, levels, xs)
     plan, saved = call.plan, Saved.of(call)
     raw_dot = select_active(fun.tree, fun.argnums, call.more[3:])
     # The tangent of the sink is a matter of whole rows.
-    operands = (call.x, saved.rows, call.in_blocks(raw_dot._replace(sink=None)))
+    in_kernel = raw_dot._replace(sink=None, dropout=None, captured=call.values_dot(raw_dot.captured))
+    operands = (call.x, saved.rows, call.in_blocks(in_kernel))
     nq, T, Dv = plan.q_tile, plan.q_rows, saved.out.shape[-1]
 
     def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
@@ -158,25 +154,41 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: jax.Array) -> list
 
 def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
     """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
-    call = Call(kernel_plan(fun.plan), fun.tree, levels, xs)
+    call = call_of(fun, levels, xs)
     plan, saved = call.plan, Saved.of(call)
     dout, dlse = call.more[3:]
     dlive = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
     g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(dlive * saved.out, -1), 0)
     pull = Pullback(call, (call.x, saved.rows, call.lay(dout, "qd"), call.row(g)), run)
     # Each active operand by its number, so that every cotangent finds its place.
-    active = select_active(fun.tree, fun.argnums, fun.argnums)
+    given = select_active(fun.tree, fun.argnums, fun.argnums)
+    active = given._replace(captured=numbered_values(call, given.captured, fun.tree.num_leaves))
     found: dict[int, tuple[jax.Array, tuple[int, ...]]] = {}
-    if jax.tree.leaves(active._replace(k=None, v=None, sink=None)):
-        found |= pull.to_queries(active)
-    if active.k is not None or active.v is not None:
-        kept = {level for i in (active.k, active.v) if i is not None for level in levels.operands[i]}
-        found |= pull.to_keys(active, tuple(sorted(kept)))
+    of_queries, of_keys = pull.sides(active)
+    if jax.tree.leaves(of_queries):
+        found |= pull.to_queries(of_queries)
+    if jax.tree.leaves(of_keys):
+        found |= pull.to_keys(of_keys)
+    if active.captured != given.captured:
+        pairs = zip(active.captured, call.x.captured, strict=True)
+        of_values = [call.gather(*found[i], leaf.own) for i, leaf in pairs if i is not None]
+        captured = {n: i for n, i in enumerate(given.captured) if i is not None}
+        for (n, i), y in zip(captured.items(), call.pull_values([*captured], of_values), strict=True):
+            found[i] = y, call.raw.captured[n].own
     if active.sink is not None:
         dsink = (saved.sink_weight(call) * g).reshape(-1, plan.T)
         found[active.sink] = dsink if call.raw.sink.array.ndim == 2 else dsink.sum(-1), call.every
     out = [call.gather(*found[i], levels.operands[i]) for i in fun.argnums]
     return [y.reshape(xs[i].shape).astype(xs[i].dtype) for i, y in zip(fun.argnums, out, strict=True)]
+
+
+def numbered_values(call: Call, captured: tuple[int | None, ...], free: int) -> tuple[int | None, ...]:
+    """What the score modifier captured, by its numbers where it is active; or in its place the floating values that
+    stand for it, by numbers from `free` on."""
+    if not isinstance(call.plan.score, SeparatedScore):
+        return captured
+    active = any(i is not None for i in captured)
+    return tuple(free + n if active and is_float(leaf.array) else None for n, leaf in enumerate(call.x.captured))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,26 +203,38 @@ class Pullback:
         """The parts of the cotangents of the active operands that one tile has.
 
         Where the scale is active, that of q is of the scaled query, from which both can be had. An active scalar that
-        the score modifier captured is laid out as a row, so that its cotangent is one; a table, as a row an entry.
+        the score modifier captured is laid out as a row, so that its cotangent is one; a table, as a row an entry. What
+        it looked up for a key stays a column.
         """
         x, rows, dout, g = operands
         dout = jnp.where((rows[0] > -jnp.inf).T, dout.astype(self.call.plan.dtype), 0)
         w = recomputed(self.call, x, rows, i, j, masked)
         captured = tuple(
-            c if n is None else jnp.broadcast_to(c, (*c.shape[:1], g.shape[1]) if c.ndim else g.shape)
-            for c, n in zip(x.captured, active.captured, strict=True)
+            c
+            if n is None or leaf.role == "k"
+            else jnp.broadcast_to(c, (*c.shape[:1], g.shape[1]) if c.ndim else g.shape)
+            for c, n, leaf in zip(x.captured, active.captured, self.call.x.captured, strict=True)
         )
         w = w._replace(tile=w.tile._replace(captured=captured))
         if active.scale is not None:
             w = w._replace(tile=w.tile._replace(q=w.tile.q * w.tile.scale, scale=jnp.float32(1)))
         return backward_tile(self.call.plan, w, active._replace(scale=None), dout, g)
 
+    def sides(self, active: Operands) -> tuple[Operands, Operands]:
+        """The active operands whose cotangents a query tile sums, and those of which a key tile does."""
+        pairs = list(zip(active.captured, self.call.x.captured, strict=True))
+        of_keys, others = (
+            tuple(i if (leaf.role == "k") is column else None for i, leaf in pairs) for column in (True, False)
+        )
+        of_queries = active._replace(k=None, v=None, sink=None, captured=others)
+        return of_queries, Operands(None, active.k, active.v, captured=of_keys)
+
     def to_queries(self, active: Operands) -> dict[int, Any]:
         """The cotangents of q, bias, scale and what the score modifier captured."""
         call, plan = self.call, self.call.plan
         x, every = self.operands[0], call.every
         T, D, nq = plan.q_rows, x.q.array.shape[2], plan.q_tile
-        wanted = active._replace(k=None, v=None, sink=None, q=-1 if active.q is None else active.q)
+        wanted = active._replace(q=-1 if active.q is None else active.q)
         captured = {i: leaf for i, leaf in zip(active.captured, x.captured, strict=True) if i is not None}
         entries = [1 if leaf.role == "" else leaf.array.shape[1] for leaf in captured.values()]
         rounded = active.scale is None and x.q.own == every
@@ -240,7 +264,7 @@ class Pullback:
         dq, *rest = self.run(kernel)
         dq = dq[:, : plan.T]
         found: dict[int, Any] = {
-            i: (y.sum(2) if leaf.role else y.sum((1, 2)), every)
+            i: ({"": y.sum((1, 2)), "n1": y.sum(2), "q": y[:, 0, : plan.T]}[leaf.role], every)
             for (i, leaf), y in zip(captured.items(), rest, strict=False)
         }
         if active.bias is not None:
@@ -254,20 +278,22 @@ class Pullback:
             found[active.q] = dq, every
         return found
 
-    def to_keys(self, active: Operands, kept: tuple[int, ...]) -> dict[int, Any]:
-        """The cotangents of k and v: each key tile visits the query tiles of all heads that share it."""
+    def to_keys(self, active: Operands) -> dict[int, Any]:
+        """The cotangents of k and v, and of what the score modifier looked up for a key: each key tile visits the query
+        tiles of all heads that share it."""
         call, plan, x = self.call, self.call.plan, self.operands[0]
-        wanted = Operands(None, active.k, active.v, captured=(None,) * len(x.captured))
-        pairs = [(i, leaf) for i, leaf in ((active.k, x.k), (active.v, x.v)) if i is not None]
-        widths = [leaf.array.shape[2] for _, leaf in pairs]
+        every = (active.k, x.k), (active.v, x.v), *zip(active.captured, x.captured, strict=True)
+        pairs = [(i, leaf) for i, leaf in every if i is not None]
+        kept = tuple(sorted({level for _, leaf in pairs for level in leaf.own}))
+        widths = [1 if leaf.role == "k" else leaf.array.shape[2] for _, leaf in pairs]
         outputs = [
             Output((plan.k_rows, D), "kd", leaf.array.dtype if leaf.own == kept else plan.dtype)
             for D, (_, leaf) in zip(widths, pairs, strict=True)
         ]
 
         def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
-            parts = self.tile(operands, i, j, masked, wanted)
-            return add(carry, [part for part in (parts.k, parts.v) if part is not None]), ()
+            parts = self.tile(operands, i, j, masked, active)
+            return add(carry, [part for part in (parts.k, parts.v, *parts.captured) if part is not None]), ()
 
         walk = Walk(plan, call.sizes, kept, keys_outer=True)
         shapes = [(plan.k_tile, D) for D in widths]
@@ -275,4 +301,7 @@ class Pullback:
         kernel = Kernel(
             "jattn_backward_kv", call, walk, self.operands, outputs, shapes, start, visit, lambda carry: carry
         )
-        return {i: (y[:, : plan.S], kept) for (i, _), y in zip(pairs, self.run(kernel), strict=True)}
+        return {
+            i: (y[:, : plan.S, 0] if leaf.role == "k" else y[:, : plan.S], kept)
+            for (i, leaf), y in zip(pairs, self.run(kernel), strict=True)
+        }

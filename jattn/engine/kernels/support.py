@@ -21,6 +21,7 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, has_kernels
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import passes
+from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore, TileScore
@@ -114,7 +115,7 @@ def of_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 
 def schedule_bytes(plan: Plan, x: Operands, levels: BatchLevels, itemsize: int) -> tuple[int, str]:
     """Bytes of one number for each tile of the mask, and how many tiles these are, in words."""
-    plan = passes.kernel_plan(plan)
+    plan = passes.kernel_plan(plan, x)
     heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
     return itemsize * heads * plan.q_tiles * plan.k_tiles, f"{heads} × {plan.q_tiles} × {plan.k_tiles} tiles"
 
@@ -146,21 +147,50 @@ def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 
 def of_options(plan: Plan, x: Operands) -> str | None:
     if x.dropout is not None:
-        return f"dropout is not in the {plan.platform.upper()} kernel"
-    if isinstance(plan.score, ScalarScore) and any(c.ndim for c in x.captured):
-        return "the score modifier captures an array, which a kernel cannot gather from"
-    if plan.platform == "gpu" and any(c.ndim for c in x.captured):
+        key, rate = x.dropout
+        config: Any = jax.config
+        threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
+        if key.dtype != threefry or not config.jax_threefry_partitionable:
+            return "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others"
+        if np.dtype(rate.dtype) != np.float32:
+            return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
+    score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else None
+    if isinstance(plan.score, ScalarScore) and score is None:
+        return "the score modifier looks up an array for each pair, which a kernel cannot gather from"
+    looked_up = [] if score is None else [score.roles]
+    if x.mask is not None:
+        looked_up += [part.leaf_axes() for part in parts_of(mask_by_rows(plan, x)) if part.asks_users_function]
+    if any(roles.count(side) > tuning.KERNEL_ROWS for roles in looked_up for side in ("q", "k")):
+        return f"more than {tuning.KERNEL_ROWS} arrays are looked up for each query or for each key"
+    tables = [] if isinstance(plan.score, ScalarScore) else [c for c in x.captured if c.ndim]
+    if plan.platform == "gpu" and tables:
         return "the score modifier looks up a table, which is not in the GPU kernel"
-    longest = max((c.shape[0] for c in x.captured if c.ndim), default=0)
+    longest = max((c.shape[0] for c in tables), default=0)
     if longest > tuning.KERNEL_TABLE:
         return (
             f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE}"
         )
     if x.mask is not None:
-        roles = zip(jax.tree.leaves(x.mask), x.mask.leaf_axes(), strict=True)
-        if any(leaf.ndim for leaf, role in roles if not role):
+        mask = mask_by_rows(plan, x)
+        roles = zip(jax.tree.leaves(mask), mask.leaf_axes(), strict=True)
+        tables = [leaf for leaf, role in roles if not role and leaf.ndim]
+        if any(leaf.ndim != 2 or leaf.dtype != np.bool_ for leaf in tables):
             return "the mask looks up a table, which a kernel cannot gather from"
+        if tables and plan.platform == "gpu":
+            return "the mask looks up a table, which is not in the GPU kernel"
+        for table in tables:
+            n, m = table.shape
+            if math.prod(-(-size // tuning.LANES) * tuning.LANES for size in (n, m)) > tuning.KERNEL_BLOCKS:
+                return f"the mask has a table of {n} × {m} blocks, and the kernel holds {tuning.KERNEL_BLOCKS}"
     return None
+
+
+def mask_by_rows(plan: Plan, x: Operands) -> Mask:
+    """The mask in the form that a kernel takes it, of the types of its arrays."""
+    rows = (jax.ShapeDtypeStruct((n,), np.int32) for n in (plan.T, plan.S))
+    at = [n if given is None else given for n, given in zip(rows, (x.q_positions, x.k_positions), strict=True)]
+    found: Mask = jax.eval_shape(lambda mask, *at: mask.map_leaves(lambda part: part.by_rows(*at)), x.mask, *at)
+    return found
 
 
 def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
@@ -175,23 +205,28 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
 def of_table_gradient(fun: Backward, x: Operands) -> str | None:
     active = select_active(fun.tree, fun.argnums, fun.argnums)
     tables = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None and c.ndim]
-    if not tables or np.dtype(x.q.dtype) == np.float32:
+    if isinstance(fun.plan.score, ScalarScore) or not tables or np.dtype(x.q.dtype) == np.float32:
         return None
     return (
         f"the gradient of a table in {np.dtype(x.q.dtype)} does not fit into vector memory (TPU v5; of float32 it does)"
     )
 
 
-def of_user(score: Any, mask: Mask | None) -> bool:
-    """Whether a tile evaluates what a user wrote: a function, or a class of masks or score modifiers of their own."""
+def parts_of(mask: Mask) -> list[Any]:
+    """The masks that a mask is composed of."""
     parts: list[Any] = []
 
     def collect(part: Mask) -> Mask:
         parts.append(part)
         return part
 
-    if mask is not None:
-        mask.map_leaves(collect)
+    mask.map_leaves(collect)
+    return parts
+
+
+def of_user(score: Any, mask: Mask | None) -> bool:
+    """Whether a tile evaluates what a user wrote: a function, or a class of masks or score modifiers of their own."""
+    parts: list[Any] = [] if mask is None else parts_of(mask)
     if isinstance(score, TileScore):
         parts.append(jax.tree.unflatten(score.tree, [0.0] * score.tree.num_leaves))
         parts.extend(getattr(parts[-1], "scores", ()))
