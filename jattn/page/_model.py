@@ -18,7 +18,7 @@ _OPTIONAL = ("norm", "mlp_norm", "mlp_in", "mlp_out")
 
 
 def model(
-    params: Mapping[str, Any], words: Sequence[str], *, examples: Sequence[tuple[str, str]], rate: float = 0.01
+    params: Mapping[str, object], words: Sequence[str], *, examples: Sequence[tuple[str, str]], rate: float = 0.01
 ) -> Part:
     """A small causal language model that the page itself computes, in float64, from the words that a reader types.
 
