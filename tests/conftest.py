@@ -122,10 +122,11 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_programs_of_other_files():
-    """Some thousand compiled programs would take 6 GB in each process."""
+def no_programs_of_other_files(request):
+    """Some thousand compiled programs would take 6 GB in each process. Those of examples are small, and often alike."""
     yield
-    jax.clear_caches()
+    if request.path.name.startswith("test_"):
+        jax.clear_caches()
 
 
 @pytest.fixture
