@@ -47,6 +47,7 @@ TABLE = np.random.default_rng(0).random((5, 5)) < 0.6
 EXACT = KNOWN | {"blocks at random": (masks.blocks(TABLE, 8), lambda t, s: TABLE[t // 8, s // 8])}
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("name", EXACT)
 def test_the_block_state_is_exact_of_tiles_that_begin_and_end_anywhere(name):
     """Tiles of equal sides have no corner on the diagonal: what is off by one row there shows in others."""
