@@ -36,9 +36,10 @@ def pytest_configure(config):
 
 
 LONGEST = (
-    "test_notebooks", "test_transforms", "test_kernels", "test_lab", "test_sharding_programs", "test_sweeps",
-    "test_one_head", "test_memory", "test_modes", "test_determinism", "test_export", "test_cache", "test_many_heads",
-    "test_flow", "test_kernels_gpu", "test_tiles", "test_gradient_flow",
+    "test_transforms", "test_sharding_programs", "test_kernels", "test_lab", "test_sharding", "test_benchmarks",
+    "test_notebooks", "test_real_bank", "test_processes", "test_one_head", "test_modes", "test_cache", "test_sweeps",
+    "test_memory", "test_gradient_flow", "test_determinism", "test_demos", "test_export", "test_many_heads",
+    "test_hosts", "test_parity", "test_tiles", "test_bank_river", "test_flow", "test_kernels_gpu",
 )  # fmt: skip
 
 
