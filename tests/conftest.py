@@ -73,18 +73,26 @@ def pytest_collection_finish():
 
 
 class Compiling:
-    """Around a whole test, its fixtures included."""
+    """Around a whole test, its fixtures included; what modules compute as they are imported is compiled cheaply."""
+
+    @staticmethod
+    def pytest_collectstart(collector):
+        if not (options or collector.config.option.all):
+            compile_so(quick=True)
 
     @staticmethod
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(item):
-        quick = is_structure(item)
-        if options and not quick:
-            jax.clear_caches()  # nothing that was compiled cheaply is run where what users run is tested
-        jax.config.update("jax_disable_most_optimizations", quick)
-        options.clear()
-        options.update(plain() if quick else {})
+        compile_so(is_structure(item))
         return (yield)
+
+
+def compile_so(quick):
+    if options and not quick:
+        jax.clear_caches()  # nothing that was compiled cheaply is run where what users run is tested
+    jax.config.update("jax_disable_most_optimizations", quick)
+    options.clear()
+    options.update(plain() if quick else {})
 
 
 @functools.cache
