@@ -1,5 +1,7 @@
 """What the tests of kernels share: a program of the value and its derivatives, and the bound of its rounding."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,6 +75,24 @@ def drop_by_definition(weights):
     return jnp.where(kept, weights / (1 - RATE.astype(weights.dtype)), 0)
 
 
+NEUTRAL = {"bias": np.zeros((1, 1)), "sink": np.full(1, -np.inf), "one sink": np.float64(-np.inf)}
+"""What leaves attention as it is, where it is not active: one program of the definition serves many cases."""
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def of_definition(score, dropout, x, x_dot, mask, at):
+    """Value, gradient and tangent of the definition, under booleans, of a sink for all and one for each row."""
+
+    def f(x):
+        how = options(x, score) | {"sink": jnp.maximum(x["sink"], x["one sink"]), "mask": mask, **at}
+        if not dropout:
+            return reference.attention(x["q"], x["k"], x["v"], **how)
+        weights, lse = reference.attention(x["q"], x["k"], jnp.eye(len(x["k"])), **how)
+        return drop_by_definition(weights) @ x["v"], lse
+
+    return orders(f)(x, x_dot)
+
+
 def assert_as_defined(case, T, S, D, Dv, tile, *, dropout=False):
     """The interpreted kernels of a case (what is active beside q, k and v; mask; score; positions) in float32 are the
     definition in float64."""
@@ -93,18 +113,14 @@ def assert_as_defined(case, T, S, D, Dv, tile, *, dropout=False):
         how = {"mask": mask, "return_lse": True, "tile": tile, "implementation": "interpret", **at, **drops}
         return jattn.attention(x["q"], x["k"], x["v"], **options(x, score), **how)
 
-    def definition(x):
-        allowed = None if mask is None else masks.to_dense(mask, T, S, **at)
-        how = {"mask": allowed, **options(x, score), **at}
-        if not dropout:
-            return reference.attention(x["q"], x["k"], x["v"], **how)
-        weights, lse = reference.attention(x["q"], x["k"], jnp.eye(S), **how)
-        return drop_by_definition(weights) @ x["v"], lse
-
     got = orders(kernels)(cast(x, np.float32), cast(x_dot, np.float32))
+    wide = NEUTRAL | {"scale": D**-0.5} | x
+    wide_dot = {n: x_dot.get(n, np.zeros_like(a)) for n, a in wide.items()}
+    allowed = np.ones((T, S), bool) if mask is None else jax.jit(lambda: masks.to_dense(mask, T, S, **at))()
     with jax.enable_x64(True):
-        want = jax.tree.map(np.asarray, orders(definition)(cast(x, np.float64), cast(x_dot, np.float64)))
-    assert_close(got, want)
+        want = of_definition(score, dropout, cast(wide, np.float64), cast(wide_dot, np.float64), allowed, at)
+        value, gradient, tangent = jax.tree.map(np.asarray, want)
+    assert_close(got, (value, {n: gradient[n] for n in x}, tangent))
 
 
 def batch(f):

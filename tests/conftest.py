@@ -35,9 +35,10 @@ def pytest_configure(config):
 
 
 LONGEST = (
-    "test_notebooks", "test_transforms", "test_kernels", "test_lab", "test_sharding_programs", "test_sweeps",
-    "test_one_head", "test_memory", "test_modes", "test_determinism", "test_export", "test_cache", "test_many_heads",
-    "test_flow", "test_kernels_gpu", "test_tiles", "test_gradient_flow",
+    "test_transforms", "test_sharding_programs", "test_kernels", "test_lab", "test_sharding", "test_benchmarks",
+    "test_notebooks", "test_real_bank", "test_processes", "test_one_head", "test_modes", "test_cache", "test_sweeps",
+    "test_memory", "test_gradient_flow", "test_determinism", "test_demos", "test_export", "test_many_heads",
+    "test_hosts", "test_parity", "test_tiles", "test_bank_river", "test_flow", "test_kernels_gpu",
 )  # fmt: skip
 
 
@@ -71,18 +72,26 @@ def pytest_collection_finish():
 
 
 class Compiling:
-    """Around a whole test, its fixtures included."""
+    """Around a whole test, its fixtures included; what modules compute as they are imported is compiled cheaply."""
+
+    @staticmethod
+    def pytest_collectstart(collector):
+        if not (options or collector.config.option.all):
+            compile_so(quick=True)
 
     @staticmethod
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(item):
-        quick = is_structure(item)
-        if options and not quick:
-            jax.clear_caches()  # nothing that was compiled cheaply is run where what users run is tested
-        jax.config.update("jax_disable_most_optimizations", quick)
-        options.clear()
-        options.update(plain() if quick else {})
+        compile_so(is_structure(item))
         return (yield)
+
+
+def compile_so(quick):
+    if options and not quick:
+        jax.clear_caches()  # nothing that was compiled cheaply is run where what users run is tested
+    jax.config.update("jax_disable_most_optimizations", quick)
+    options.clear()
+    options.update(plain() if quick else {})
 
 
 @functools.cache
@@ -121,10 +130,11 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_programs_of_other_files():
-    """Some thousand compiled programs would take 6 GB in each process."""
+def no_programs_of_other_files(request):
+    """Some thousand compiled programs would take 6 GB in each process. Those of examples are small, and often alike."""
     yield
-    jax.clear_caches()
+    if request.path.name.startswith("test_"):
+        jax.clear_caches()
 
 
 @pytest.fixture

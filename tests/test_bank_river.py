@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _children import environment
 from matplotlib.image import imread
 from rich.cells import cell_len
 from scipy.integrate import solve_ivp
@@ -38,8 +39,8 @@ CONTEXTS, MOVERS = {"river": 0, "money": 1}, ["q", "q and K", "W_Q and W_K"]
 RUNS = [(word, mover) for word in CONTEXTS for mover in MOVERS]
 
 
-def run(*argv, **environment):
-    env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "NO_COLOR")} | environment
+def run(*argv, **more):
+    env = {k: v for k, v in environment().items() if k not in ("FORCE_COLOR", "COLUMNS", "NO_COLOR")} | more
     command = [sys.executable, "-W", "error", str(FOLDER / "bank_river.py"), *map(str, argv)]
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=900, check=False)
 

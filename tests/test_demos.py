@@ -7,7 +7,6 @@ steps that the page shows for them). What else it claims is checked below, in a 
 import argparse
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _children import environment
 
 from jattn import reference
 
@@ -50,9 +50,9 @@ def results() -> dict[str, dict]:
     return made
 
 
-def run(name: str, *argv: str, **environment: str) -> subprocess.CompletedProcess:
+def run(name: str, *argv: str, **more: str) -> subprocess.CompletedProcess:
     """A walkthrough as a reader runs it, its output piped."""
-    env = {key: value for key, value in os.environ.items() if key not in HIDDEN} | environment
+    env = {key: value for key, value in environment().items() if key not in HIDDEN} | more
     command = [sys.executable, str(FOLDER / f"{name}.py"), *argv]
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=900, check=False)
 
@@ -119,11 +119,11 @@ def test_a_piped_page_is_plain_and_80_wide(name):
 def test_colour_is_seen_where_it_is_asked_for_and_not_under_no_color(results, monkeypatch, capsys):
     demo, seen = importlib.import_module("walk_near_river_bank"), []
     monkeypatch.setattr(sys, "argv", ["walk_near_river_bank.py"])
-    for environment in ({"COLORTERM": "truecolor"}, {"NO_COLOR": "1"}):
+    for these in ({"COLORTERM": "truecolor"}, {"NO_COLOR": "1"}):
         with monkeypatch.context() as patch:
             for name in HIDDEN:
                 patch.delenv(name, raising=False)
-            for name, value in ({"FORCE_COLOR": "1", "TERM": "xterm"} | environment).items():
+            for name, value in ({"FORCE_COLOR": "1", "TERM": "xterm"} | these).items():
                 patch.setenv(name, value)
             cli.run(demo.arguments(), lambda args: results["walk_near_river_bank"], demo.show)
             seen.append(capsys.readouterr().out)

@@ -45,10 +45,8 @@ def every_derivative(q, k, v, w):
     gradient = lambda *x: jax.vjp(f, *x)[1](w)  # noqa: E731
     x, x_dot = (q, k, v), (v, q, k)
     return {
-        "value": f(*x),
-        "grad": gradient(*x),
-        "jvp": jax.jvp(f, x, x_dot),
-        "jvp of grad": jax.jvp(gradient, x, x_dot),
+        "value, jvp": jax.jvp(f, x, x_dot),
+        "grad, jvp of grad": jax.jvp(gradient, x, x_dot),
         "grad of grad": jax.vjp(gradient, *x)[1](x_dot),
     }
 

@@ -47,14 +47,23 @@ TABLE = np.random.default_rng(0).random((5, 5)) < 0.6
 EXACT = KNOWN | {"blocks at random": (masks.blocks(TABLE, 8), lambda t, s: TABLE[t // 8, s // 8])}
 
 
+@pytest.mark.structure
 @pytest.mark.parametrize("name", EXACT)
 def test_the_block_state_is_exact_of_tiles_that_begin_and_end_anywhere(name):
     """Tiles of equal sides have no corner on the diagonal: what is off by one row there shows in others."""
     mask, rule = EXACT[name]
     booleans = np.broadcast_to(rule(at[:, None], at[None, :]), (40, 40))
-    for down, across in ((1, 1), (1, 8), (5, 3), (8, 1), (16, 24)):
-        q, k = (masks.Spans.at(at[::n], np.minimum(at[::n] + n, 40) - 1, axis) for axis, n in enumerate((down, across)))
-        state = np.broadcast_to(mask.block_state(q, k), (len(at[::down]), len(at[::across])))
+    tiles = (1, 1), (1, 8), (5, 3), (8, 1), (16, 24)
+
+    @jax.jit
+    def states():
+        sides = [
+            [masks.Spans.at(at[::n], np.minimum(at[::n] + n, 40) - 1, axis) for axis, n in enumerate(x)] for x in tiles
+        ]
+        return [mask.block_state(q, k) for q, k in sides]
+
+    for (down, across), state in zip(tiles, states(), strict=True):
+        state = np.broadcast_to(state, (len(at[::down]), len(at[::across])))
         allowed, hidden = (
             np.add.reduceat(np.add.reduceat(a, at[::down], 0), at[::across], 1) for a in (1 * booleans, 1 * ~booleans)
         )

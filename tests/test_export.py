@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _children import environment
 from _inputs import assert_close, normal
 from jax import export
 
@@ -225,7 +226,7 @@ def test_a_model_saved_by_one_process_runs_in_another(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-c", RUN, tmp_path / "model", tmp_path / "given.npz", tmp_path / "found"],
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=600, check=False, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for n in (13, 300):

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from _children import environment
 from matplotlib.image import imread
 from rich.cells import cell_len
 from scipy.optimize import linprog
@@ -28,7 +29,7 @@ WITHIN = {
 
 
 def run(*argv):
-    env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "NO_COLOR")}
+    env = {k: v for k, v in environment().items() if k not in ("FORCE_COLOR", "COLUMNS", "NO_COLOR")}
     command = [sys.executable, "-W", "error", str(FOLDER / "gradient_flow.py"), *map(str, argv)]
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=900, check=False)
 

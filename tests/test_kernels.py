@@ -205,6 +205,7 @@ def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two():
     assert kernels_in(jax.jit(f).trace(X, X, X).lower(lowering_platforms=("cpu",))) == 0
 
 
+@pytest.mark.structure
 def test_one_exported_program_holds_the_form_of_each_platform():
     f = jax.grad(lambda *x: jnp.sum(jattn.attention(*x, mask=masks.causal())), (0, 1, 2))
     small = jax.ShapeDtypeStruct((T, D), jnp.float32)
@@ -366,6 +367,7 @@ def test_a_kernel_reads_what_was_written_and_nothing_else(mask, capfd):
     assert "RACE" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.structure
 def test_splash_attention_has_the_same_values_and_gradients():
     """JAX's own kernel of the TPU, where it applies: causal, no empty row, nothing that is not finite."""
     n, H, width = 256, 2, 128

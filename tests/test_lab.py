@@ -14,6 +14,7 @@ import conftest
 import jax
 import numpy as np
 import pytest
+from _children import environment
 from _docstrings import flaws
 from rich.console import Console
 from scipy.integrate import solve_ivp
@@ -266,7 +267,8 @@ def test_importing_it_asks_for_no_oracle():
 
 def run(*argv):
     command = [sys.executable, "-W", "error", str(FOLDER / "lab.py"), *argv]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False)
+    how = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 300, "env": environment()}
+    return subprocess.run(command, check=False, **how)
 
 
 def test_the_page_shows_every_quantity_on_80_columns(page):

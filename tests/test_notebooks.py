@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _children import environment
 
 pytest.importorskip("jupytext", reason="reads the notebooks: pip install 'jattn[dev]'")
 pytest.importorskip("nbclient", reason="runs the notebooks: pip install 'jattn[dev]'")
@@ -24,10 +25,13 @@ def kinds(outputs):
 
 
 @pytest.mark.parametrize("name", notebooks.names())
-def test_a_notebook_runs_and_shows_what_it_says(name):
+def test_a_notebook_runs_and_shows_what_it_says(name, monkeypatch):
     if missing := notebooks.missing(name):
         pytest.skip(f"{', '.join(missing)} not installed: pip install 'jattn[pretrained]'; make test adds the weights")
-    notebook = notebooks.run(notebooks.read(name), optimised=name == notebooks.OPTIMISED)
+    optimised = name == notebooks.OPTIMISED
+    if not optimised:
+        monkeypatch.setenv("XLA_FLAGS", environment()["XLA_FLAGS"])
+    notebook = notebooks.run(notebooks.read(name), optimised)
     outputs = shown(notebook)
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
     assert outputs

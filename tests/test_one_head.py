@@ -185,6 +185,7 @@ def test_a_query_without_keys_gives_zeros_and_has_no_gradient(how):
         assert got["gradient"]["scale"] == 0
 
 
+@pytest.mark.structure
 def test_a_query_with_a_sink_and_no_key_gives_zeros_and_the_sink():
     x = {name: np.asarray(a, np.float32) for name, a in inputs().items()}
     got = derivatives(ours(mask=np.zeros((1, 1), bool)))(**x)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from _children import environment
 
 pytest.importorskip("torch", reason="runs the models: pip install 'jattn[parity]'")
 pytest.importorskip("transformers", reason="has the models: pip install 'jattn[parity]'")
@@ -67,7 +68,8 @@ def test_the_page_shows_every_layer_and_its_errors(monkeypatch, capsys):
     """The numbers of a process of its own, and the page of these numbers."""
     argv = ["model_zoo.py", "--model", "GPT-2"]
     command = [sys.executable, str(FOLDER / argv[0]), *argv[1:], "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=900, check=True)
+    how = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 900, "env": environment()}
+    done = subprocess.run(command, check=True, **how)
     found = json.loads(done.stdout)
     rows = found["rows"]
     monkeypatch.setattr(sys, "argv", argv)

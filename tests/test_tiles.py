@@ -67,6 +67,15 @@ def test_the_block_state_of_a_tile_is_never_wrong(tree, sizes, placed):
         booleans = np.asarray(mask.tile(*rows))
     plan, x = plan_and_operands(mask, *sizes, at=at)
     states = block_states(plan, x)
+
+    @jax.jit
+    def every_mask():
+        one = lambda i, j, **how: tile.tile_mask(plan, tile.cut(plan, x, i, j, **how))  # noqa: E731
+        rows, columns = (jnp.arange(n, dtype=jnp.int32) for n in (plan.q_tiles, plan.k_tiles))
+        both = lambda i, j: (one(i, j), one(i, j, transposed=True))  # noqa: E731
+        return jax.vmap(lambda i: jax.vmap(lambda j: both(i, j))(columns))(rows)
+
+    every, every_transposed = map(np.asarray, every_mask())
     for i in range(plan.q_tiles):
         for j in range(plan.k_tiles):
             here = booleans[i * plan.q_tile :, j * plan.k_tile :][: plan.q_tile, : plan.k_tile]
@@ -75,11 +84,10 @@ def test_the_block_state_of_a_tile_is_never_wrong(tree, sizes, placed):
             if states[i, j] == masks.FULL:
                 assert here.all()
                 assert here.shape[1] == plan.k_tile, "a tile that holds padding is masked"
-            allowed = np.asarray(tile.tile_mask(plan, tile.cut(plan, x, i, j)))
+            allowed = every[i, j]
             np.testing.assert_array_equal(allowed[: here.shape[0], : here.shape[1]], here)
             assert not allowed[:, here.shape[1] :].any(), "no query may attend a row that pads"
-            transposed = tile.tile_mask(plan, tile.cut(plan, x, i, j, transposed=True))
-            np.testing.assert_array_equal(transposed, allowed.T)
+            np.testing.assert_array_equal(every_transposed[i, j], allowed.T)
 
 
 EXACT = {
@@ -235,12 +243,13 @@ def test_each_derivative_drops_the_same_weights():
     def orders(x):
         f = lambda *x: jattn.attention(*x, **options)  # noqa: E731
         g = lambda *x: jax.vjp(f, *x)[1](w)  # noqa: E731
+        (value, tangent), (gradient, second) = jax.jvp(f, x, x_dot), jax.jvp(g, x, x_dot)
         return {
-            "value": f(*x),
-            "gradient": g(*x),
-            "jvp": jax.jvp(f, x, x_dot)[1],
+            "value": value,
+            "gradient": gradient,
+            "jvp": tangent,
             "jvp of jvp": jax.jvp(lambda *x: jax.jvp(f, x, x_dot)[1], x, x_dot)[1],
-            "jvp of grad": jax.jvp(g, x, x_dot)[1],
+            "jvp of grad": second,
             "grad of grad": jax.grad(lambda x: dot(g(*x), x_dot))(x),
         }
 
