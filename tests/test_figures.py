@@ -505,6 +505,37 @@ def head_of(T, seed=0):
     return w / w.sum(1, keepdims=True)
 
 
+def run_of(w):
+    """A run over as many steps as a head has queries."""
+    turn = np.stack([np.cos(np.arange(len(w))), np.sin(np.arange(len(w)))], 1)
+    return {"q": turn, "k": 2 * turn, "weights": w, "loss": w.max(1)}
+
+
+def test_of_many_keys_the_strongest_are_drawn_and_the_sum_of_the_others():
+    rng = np.random.default_rng(0)
+    pulls, names = rng.normal(size=(40, 2)), ["the"] * 20 + [f"token{i}" for i in range(20)]
+    ax = figures.why(pulls, names).axes[0]
+    shown = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert shown[-1] == "32 others"
+    bars = np.array([[bar.get_height() for bar in group] for group in ax.containers])
+    np.testing.assert_allclose(bars.sum(0), pulls.sum(0))
+    strongest = np.sort(np.argsort(-np.abs(pulls).max(1))[:8])
+    np.testing.assert_allclose(bars[:-1], pulls[strongest], rtol=1e-12)
+    assert shown[:-1] == [names[s] for s in strongest]
+    w = rng.dirichlet(np.ones(40) / 4, size=12)
+    drawn = figures.training({"q": np.zeros((12, 2)), "k": np.zeros((40, 2)), "weights": w}, names).axes[0]
+    lines = np.array([line.get_ydata() for line in drawn.lines])
+    assert len(lines) == 9
+    np.testing.assert_allclose(lines.sum(0), 1)
+    np.testing.assert_array_equal(lines[:-1].T, w[:, np.sort(np.argsort(-w.max(0))[:8])])
+
+
+def test_two_keys_of_one_name_have_a_line_each():
+    run = {"q": np.zeros((3, 2)), "k": np.eye(2), "weights": np.array([[0.2, 0.8], [0.5, 0.5], [0.9, 0.1]])}
+    lines = figures.training(run, ["the", "the"]).axes[0].lines
+    np.testing.assert_array_equal([line.get_ydata() for line in lines], run["weights"].T)
+
+
 def test_vector_files_of_256_tokens_are_small(tmp_path):
     T, names = 256, [f"token{i}" for i in range(256)]
     w = head_of(T)
@@ -515,9 +546,12 @@ def test_vector_files_of_256_tokens_are_small(tmp_path):
         "arcs": figures.arcs(w, names, names),
         "blocks": figures.blocks(w, T=65536, S=65536, states=np.tri(T) + np.tri(T, k=-1)),
         "tiles": figures.tiles(states, values=np.where(np.tri(T) > 0, w - 0.5, np.nan)),
+        "why": figures.why(w[-1][:, None] * np.cos(np.arange(8 * T)).reshape(T, 8), names),
+        "training": figures.training(run_of(w), names),
+        "path": figures.path(run_of(w)["q"], run_of(w)["k"], names),
     }
     sizes = {p.name: p.stat().st_size for n in made for p in figures.save(made[n], tmp_path / n, ["svg", "pdf"])}
-    assert len(sizes) == 10
+    assert len(sizes) == 16
     assert {name: size for name, size in sizes.items() if size >= 200_000} == {}
     plain = io.BytesIO()
     made["tiles"].savefig(plain, format="svg", dpi=150)
@@ -680,8 +714,9 @@ def test_what_has_a_colour_is_told_apart_without_it():
         "keys": list(zip(map(to_hex, dots.get_facecolors()), shapes, strict=True)),
         "ways": [(line.get_color(), str(line._dash_pattern)) for line in ax.lines[:n]],
     }
+    drawn = {"lines": 9, "bars": 9, "keys": n, "ways": n}  # of more than nine keys some are drawn together
     for what, look in looks.items():
-        assert len(look) == n, what
+        assert len(look) == drawn[what], what
         colours, forms = zip(*look, strict=True)
         assert len(set(forms)) == 8, what
         for seen in ("all", "protanopia", "deuteranopia", "tritanopia"):

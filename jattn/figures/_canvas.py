@@ -32,9 +32,22 @@ DASHES: tuple[Any, ...] = (
     "-", "--", ":", "-.", (0, (8, 2)), (0, (1, 3)), (0, (6, 2, 1, 2, 1, 2)), (0, (3, 3, 1, 3)),
 )  # fmt: skip
 MARKERS = "osD^vPXh"
-HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "||")
+HATCHES = ("", "//", ".", "\\\\", "xx", "--", "++", "||")
 # With what is not finite no more than 256 colours, so that `save` can write a palette; of an odd number, one is zero's.
 VIRIDIS, PUOR = (matplotlib.colormaps[name].resampled(255) for name in ("viridis", "PuOr"))
+
+
+_SERIES = 9  # more keys than this are the strongest of them, and the others together
+
+
+def strongest(x: np.ndarray, names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """The rows of x [S, n] with the largest entries, in order; of more than nine, the others are summed in one."""
+    if len(x) <= _SERIES:
+        return x, list(names)
+    size = np.nanmax(np.where(np.isfinite(x), np.abs(x), 0), axis=1, initial=0)
+    kept = np.sort(np.argsort(-size, kind="stable")[: _SERIES - 1])
+    others = np.delete(x, kept, axis=0)
+    return np.vstack([x[kept], others.sum(0)]), [*(names[s] for s in kept), f"{len(others)} others"]
 
 
 def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
@@ -241,10 +254,10 @@ def ink(colour: Sequence[float]) -> str:
 
 def write(ax: Axes, text: str, place: Any, above: float, colour: str, size: float = 9, **more: Any) -> None:
     """`text` above (or below) a place, by points of the page, with a rim of white so that lines may pass behind."""
-    at: dict[str, Any] = {"xytext": (0, above), "textcoords": "offset points", "ha": "center", "zorder": 7} | more
-    rim = [withStroke(linewidth=2.5, foreground="white")]
+    at: dict[str, Any] = {"xytext": (0, above), "textcoords": "offset points", "ha": "center", "zorder": 7}
+    at |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")]} | more
     at["fontsize"] = points(size)
-    ax.annotate(text, (float(place[0]), float(place[1])), color=colour, annotation_clip=True, path_effects=rim, **at)
+    ax.annotate(text, (float(place[0]), float(place[1])), color=colour, annotation_clip=True, **at)
 
 
 def direct_labels(ax: Axes, labels: Sequence[str], ends: Sequence[float], colours: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ class PlaneOptions(TypedDict, total=False):
 
 
 _EXACT: Any = MappingProxyType({"angles": "xy", "scale_units": "xy", "scale": 1})
+_CROWD = 24  # of more keys than this, names that find no place are left out
 
 
 def path(
@@ -52,7 +53,7 @@ def path(
     Args:
       points: [n, 2], where the query was, first to last; n ≥ 1.
       keys: [S, 2], drawn as dots, or [n, S, 2], drawn with the way they went.
-      labels: S names of the keys; an empty one is not written.
+      labels: S names of the keys; an empty one is not written, nor, of more than 24, one that finds no place.
       background: (x [nx], y [ny], values [ny, nx]), a weight from 0 to 1 at each place, drawn in light bands with
         their borders labelled. Its extent becomes that of the axes.
       field: (x [mx], y [my], u [my, mx], v [my, mx]), an arrow at each place, such as −dL/dq of a query there. All
@@ -117,22 +118,25 @@ def path(
     dots = ax.scatter(k[:, 0], k[:, 1], c=inks, s=45, zorder=5, edgecolors="white")
     kinds = [MarkerStyle(_canvas.MARKERS[s % len(_canvas.MARKERS)]) for s in range(len(k))]
     dots.set_paths([kind.get_path().transformed(kind.get_transform()) for kind in kinds])
+    crowd: dict[str, Any] = {"path_effects": None} if len(k) > _CROWD else {}  # a rim is four kilobytes a name
     for name, place, ink, above in zip(labels, k, inks, _heights(labels, k, box, ax), strict=True):
-        if name:
-            _canvas.write(ax, name, place, above, ink)
+        if name and above is not None:
+            _canvas.write(ax, name, place, above, ink, **crowd)
     _marks(caller, ax, q, marks or {})
     if rays:
         ax.legend(loc="best", fontsize=_canvas.points(8), framealpha=0.9)
     return _canvas.titled(figure, ax, title)
 
 
-def _heights(labels: Sequence[str], k: np.ndarray, box: tuple[float, float, float, float], ax: Axes) -> list[float]:
-    """How far above its dot each name stands, in points, so that no two lie on each other."""
+def _heights(
+    labels: Sequence[str], k: np.ndarray, box: tuple[float, float, float, float], ax: Axes
+) -> list[float | None]:
+    """How far above its dot each name stands, in points, so that no two lie on each other; None without a place."""
     figure = _canvas.axes(ax, (1, 1))[0]
     wide, high = (float(n) * 72 / figure.dpi for n in ax.get_window_extent().size)
     scale = min(wide / max(box[1] - box[0], 1e-300), high / max(box[3] - box[2], 1e-300))
     taken: list[tuple[float, float, float]] = []  # centre, height, half a width
-    chosen = []
+    chosen: list[float | None] = []
     for name, (x, y) in zip(labels, k * scale, strict=True):
         half = 3.2 * len(name)
         free = (
@@ -140,8 +144,8 @@ def _heights(labels: Sequence[str], k: np.ndarray, box: tuple[float, float, floa
             for up in (7.0, -16.0, 19.0, -28.0, 31.0, -40.0)
             if all(abs(x - cx) > half + w or abs(y + up - cy) > 11 for cx, cy, w in taken)
         )
-        above = next(free, 7.0)
-        if name:
+        above = next(free, None if len(k) > _CROWD else 7.0)
+        if name and above is not None:
             taken.append((x, y + above, half))
         chosen.append(above)
     return chosen

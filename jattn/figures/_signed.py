@@ -34,6 +34,7 @@ def why(
 
     Returns:
       The figure drawn on. What pulls up is stacked above zero, what pulls down below; the line is what remains.
+      Of more than nine keys, the eight with the largest pulls in one dimension are drawn, and the sum of the others.
 
     Raises:
       ValueError: a shape does not fit, or a number is not finite.
@@ -54,6 +55,7 @@ def why(
     across = [str(d + 1) for d in range(D)] if dimensions is None else dimensions
     across = _picture_inputs.names("why", "dimensions", across, "D", D)
     ends = x.sum(0) if total is None else _picture_inputs.numbers("why", "total", total, (D,), "[D]")
+    x, labels = _canvas.strongest(x, labels)
     given = ax is not None
     figure, ax = _canvas.axes(ax, (3.4 + 0.9 * min(D, 12), 4.0))
     unit = _canvas.extent(ax)[0] / max(D + 0.5, 1) if given else 0.9 * 72  # of one dimension, in points
@@ -70,7 +72,7 @@ def why(
             hatch=hatches[s % len(hatches)],
         )  # fmt: skip
         for d in range(D):
-            if abs(pull[d]) > 0.09 * most and D <= 8 and legible and unit >= 48:
+            if abs(pull[d]) > 0.15 * most and D <= 8 and legible and unit >= 48:
                 _canvas.write(ax, f"{pull[d]:+.3f}", (d, base[d] + pull[d] / 2), -3, "black", fits)
         above, below = above + np.maximum(pull, 0), below + np.minimum(pull, 0)
     ax.axhline(0, color="0.3", lw=0.8)

@@ -44,7 +44,8 @@ def training(
       title: what is to be seen.
 
     Returns:
-      The figure drawn on. What is not finite is a gap in its line.
+      The figure drawn on. What is not finite is a gap in its line. Of more than nine keys, the weights of the eight
+      that were largest at some step are drawn, and the sum of the others.
 
     Raises:
       TypeError: `run` has no q, k or weights. ValueError: a shape does not fit, the steps do not increase, there
@@ -63,10 +64,11 @@ def training(
     """
     r = _picture_inputs.run("training", run)
     labels = _picture_inputs.names("training", "labels", labels, "S", r.weights.shape[1])
-    shown: dict[str, dict[str, np.ndarray]] = {"weights": dict(zip(labels, r.weights.T, strict=True))}
+    weights, names = _canvas.strongest(r.weights.T, labels)
+    shown = {"weights": list(zip(names, weights, strict=True))}  # two keys may have one name
     if r.q.shape[1] <= 8:
-        shown["q"] = {f"q{d + 1}": x for d, x in enumerate(r.q.T)}
-    shown |= r.series
+        shown["q"] = [(f"q{d + 1}", x) for d, x in enumerate(r.q.T)]
+    shown |= {panel: list(lines.items()) for panel, lines in r.series.items()}
     if panels is not None:
         for asked in panels:
             if asked not in shown:
@@ -79,7 +81,7 @@ def training(
     at = r.steps + 1 if log else r.steps
     for axes, (panel, lines) in zip(grid, shown.items(), strict=True):
         colours = [_canvas.COLOURS[i % len(_canvas.COLOURS)] for i in range(len(lines))]
-        for i, (name, y) in enumerate(lines.items()):
+        for i, (name, y) in enumerate(lines):
             axes.plot(at, y, color=colours[i], ls=_canvas.DASHES[i % len(_canvas.DASHES)], lw=1.6, label=name)
         if log:
             axes.set_xscale("log")
@@ -87,8 +89,8 @@ def training(
         if panel == "weights":
             axes.set_ylim(-0.02, 1.02)
         if len(lines) > 1 and len(lines) <= 9:
-            _canvas.direct_labels(axes, list(lines), [y[-1] for y in lines.values()], colours)
-        alone = "" if len(lines) > 1 or panel in lines else f": {next(iter(lines))}"
+            _canvas.direct_labels(axes, [name for name, _ in lines], [y[-1] for _, y in lines], colours)
+        alone = "" if len(lines) > 1 or lines[0][0] == panel else f": {lines[0][0]}"
         axes.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=_canvas.points(10))
         axes.set_xlabel("1 + step" if log else "step", fontsize=_canvas.points(8))
         _canvas.bare(axes)
