@@ -28,7 +28,7 @@ class Way(NamedTuple):
 
 
 NO_WAY = {
-    "masks": "EMPTY FULL PARTIAL Mask Rows Spans TileAxis block_state picture to_dense",
+    "masks": "EMPTY FULL PARTIAL BlockState Mask Rows Spans TileAxis block_state picture to_dense",
     "scores": "Score alibi_slopes bucket",
     "heads": "init latent_init effects agreement backward_lens Effects Agreement BackwardLens HeadScores",
     "cache": "Cache Contiguous Paged Ring free next_positions share",
