@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import matplotlib
+import matplotlib.style
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -728,6 +729,39 @@ def test_what_has_a_colour_is_told_apart_without_it():
     assert alike(_canvas.COLOURS, "tritanopia"), "colours alone do not tell: hence the forms"
     for colour in _canvas.COLOURS:
         assert lab([colour], "all")[0, 0] < 60, "names in their colour stand out on white"
+
+
+def contrast(a, b):
+    high, low = sorted((_canvas.luminance(to_rgb(c)) + 0.05 for c in (a, b)), reverse=True)
+    return high / low
+
+
+@pytest.mark.parametrize("style", ["default", "dark_background"])
+def test_every_text_stands_out_on_the_paper_of_the_style(style):
+    """At least 4.5:1 (WCAG 2.2); but for numbers in cells of a colour map, which stand out on their cell."""
+    with matplotlib.style.context(style):
+        paper = matplotlib.rcParams["axes.facecolor"]
+        made = {
+            "arcs": figures.arcs(WEIGHTS, ["a", "b"], ["c", "d", "e"]),
+            "path": figures.path(
+                np.zeros((2, 2)), np.eye(9)[:, :2], list("abcdefghi"), rays={"r": [1, 1]}, marks={0: "m"}
+            ),
+            "why": figures.why(np.linspace(-1, 1, 18).reshape(9, 2), list("abcdefghi")),
+            "training": figures.training(RUN, WORDS, title="A run"),
+            "conserved": figures.conserved({"Σ dk": (0.0, [0.0, 1e-17])}),
+            "effects": figures.effects(np.array([[0.1, 0.4]]), np.array([[0.2, -0.1]])),
+            "tiles": figures.tiles([[1, 0], [2, 1]], shape=(4, 4)),
+        }
+        faint = {
+            (name, text.get_text(), text.get_color())
+            for name, figure in made.items()
+            for text in figure.findobj(Text)
+            if text.get_text() and contrast(text.get_color(), paper) < 4.5
+        }
+        assert faint == set()
+        lines = figures.training(RUN, WORDS).axes[0].lines
+        assert min(contrast(line.get_color(), paper) for line in lines) >= 3
+    assert contrast("#777777", "black") > 4.5 > contrast("#777777", "white"), "the control"
 
 
 def test_the_colour_map_of_weights_is_even_for_everyone():

@@ -5,8 +5,9 @@ A figure is made without pyplot, so no window opens and no state is shared: it s
 `figure`) of yours instead where you give one. Needs the extra `figures`.
 
 On axes of 3.25 inches, a column of a paper, no text is below 6 points: names of ticks and numbers become smaller, then
-fewer. Letters follow `matplotlib.rcParams`: `font.family`, and `font.size`, of which each text has a fixed share. Files
-follow `savefig.*`. What has a colour has a dash, a marker or a hatch too, but for the arrows of `path`, which begin at
+fewer. Letters follow `matplotlib.rcParams`: `font.family`, and `font.size`, of which each text has a fixed share. So do
+paper and pen, dark styles included (`axes.facecolor`, `text.color`): text stands out by 4.5 to 1. Files follow
+`savefig.*`. What has a colour has a dash, a marker or a hatch too, but for the arrows of `path`, which begin at
 one point; the sign of a score in `tiles` is told by colour alone, and is lost in greyscale.
 """
 

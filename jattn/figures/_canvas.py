@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patheffects import withStroke
@@ -25,7 +26,7 @@ from PIL import Image
 
 from jattn import _errors
 
-COLOURS = ("#0072B2", "#D55E00", "#007A5E", "#9A4C85", "#7A6A00", "#3A7CA5", "#000000")
+COLOURS = ("#0072B2", "#C25500", "#007A5E", "#9A4C85", "#7A6A00", "#3A7CA5", "#000000")
 # One for each key in turn: after Okabe and Ito, dark enough for text on white. So some pairs are alike in grey or to
 # the colour-blind, and what has a colour has a dash, a marker or a hatch too: 8 of each, so that 56 keys differ.
 DASHES: tuple[Any, ...] = (
@@ -247,15 +248,37 @@ def luminance(colour: Sequence[float]) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def paper() -> str:
+    """What is drawn on, as `matplotlib.rcParams` say."""
+    given = (to_rgba(matplotlib.rcParams[name]) for name in ("axes.facecolor", "figure.facecolor"))
+    return to_hex(next((colour for colour in given if colour[3] > 0), "white"))
+
+
+def pen() -> str:
+    """What stands out on the paper most: the colour of text."""
+    return to_hex(matplotlib.rcParams["text.color"])
+
+
+def is_dark() -> bool:
+    """Whether white stands out more on the paper than black."""
+    return ink(to_rgb(paper())) == "white"
+
+
+def colour(i: int) -> str:
+    """The colour of the key of number i; on dark paper half of it is white."""
+    red, green, blue = to_rgb(COLOURS[i % len(COLOURS)])
+    return to_hex(((1 + red) / 2, (1 + green) / 2, (1 + blue) / 2) if is_dark() else (red, green, blue))
+
+
 def ink(colour: Sequence[float]) -> str:
     """Black or white, whichever stands out more on a colour."""
     return "black" if luminance(colour[:3]) > 0.179 else "white"  # where the one contrast equals the other
 
 
 def write(ax: Axes, text: str, place: Any, above: float, colour: str, size: float = 9, **more: Any) -> None:
-    """`text` above (or below) a place, by points of the page, with a rim of white so that lines may pass behind."""
+    """`text` above (or below) a place, by points of the page, with a rim of paper so that lines may pass behind."""
     at: dict[str, Any] = {"xytext": (0, above), "textcoords": "offset points", "ha": "center", "zorder": 7}
-    at |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")]} | more
+    at |= {"path_effects": [withStroke(linewidth=2.5, foreground=paper())]} | more
     at["fontsize"] = points(size)
     ax.annotate(text, (float(place[0]), float(place[1])), color=colour, annotation_clip=True, **at)
 

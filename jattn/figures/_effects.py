@@ -74,7 +74,15 @@ def effects(
         for a, b, c in zip(x.ravel(), further.ravel(), y.ravel(), strict=True):
             ax.plot([a, b], [c, c], color="0.55", lw=0.8, zorder=1)
     counted = f"opposite sign: {opposite.sum()} of {x.size}"
-    look: Any = {"cmap": "viridis", "vmin": 0, "vmax": max(L - 0.5, 1), "s": 30, "ec": "white", "lw": 0.5, "zorder": 3}
+    look: Any = {
+        "cmap": "viridis",
+        "vmin": 0,
+        "vmax": max(L - 0.5, 1),
+        "s": 30,
+        "ec": _canvas.paper(),
+        "lw": 0.5,
+        "zorder": 3,
+    }
     for some, marker, text in ((~opposite, "o", "same sign"), (opposite, "X", counted)):
         dots = ax.scatter(x[some], y[some], c=layers[some], marker=marker, label=text, **look)
     worst = np.argsort(-np.abs(x - y), axis=None, kind="stable")[:_NAMED]
@@ -86,7 +94,7 @@ def effects(
             continue
         named.append(i)
         side, ha = (7, "left") if x.ravel()[i] > y.ravel()[i] else (-7, "right")  # away from the line
-        _canvas.write(ax, labels[i], (x.ravel()[i], y.ravel()[i]), -3, "black", xytext=(side, -3), ha=ha)
+        _canvas.write(ax, labels[i], (x.ravel()[i], y.ravel()[i]), -3, _canvas.pen(), xytext=(side, -3), ha=ha)
     ax.set(xlim=limits, ylim=limits, aspect="equal")
     size = _canvas.points(9)
     told = (

@@ -95,7 +95,7 @@ def path(
         np.zeros_like(k) if arrows is None else _picture_inputs.numbers(caller, "arrows", arrows, (len(k), 2), "[S, 2]")
     )
     figure, ax = _canvas.axes(ax, (7.0, 4.5))
-    inks = [_canvas.COLOURS[s % len(_canvas.COLOURS)] for s in range(len(k))]
+    inks = [_canvas.colour(s) for s in range(len(k))]
     ax.set_aspect("equal", adjustable="box")
     around = np.concatenate([q, ways.reshape(-1, 2), q[:1] + pulls, np.zeros((1, 2))])
     box = _extent(around) if background is None else _bands(caller, ax, background)
@@ -114,8 +114,8 @@ def path(
     if moving:
         for s, (way, ink) in enumerate(zip(ways.swapaxes(0, 1), inks, strict=True)):
             ax.plot(*way.T, color=ink, ls=_canvas.DASHES[s % len(_canvas.DASHES)], lw=1, alpha=0.7, zorder=2.5)
-    ax.plot(*q.T, color="black", lw=1.4, zorder=3)
-    dots = ax.scatter(k[:, 0], k[:, 1], c=inks, s=45, zorder=5, edgecolors="white")
+    ax.plot(*q.T, color=_canvas.pen(), lw=1.4, zorder=3)
+    dots = ax.scatter(k[:, 0], k[:, 1], c=inks, s=45, zorder=5, edgecolors=_canvas.paper())
     kinds = [MarkerStyle(_canvas.MARKERS[s % len(_canvas.MARKERS)]) for s in range(len(k))]
     dots.set_paths([kind.get_path().transformed(kind.get_transform()) for kind in kinds])
     crowd: dict[str, Any] = {"path_effects": None} if len(k) > _CROWD else {}  # a rim is four kilobytes a name
@@ -162,7 +162,7 @@ def _bands(caller: str, ax: Axes, background: Background) -> tuple[float, float,
     x, y = (_picture_inputs.numbers(caller, f"background[{i}]", background[i], (None,), "[n]") for i in (0, 1))
     values = _picture_inputs.numbers(caller, "background[2]", background[2], (len(y), len(x)), "[ny, nx]")
     bands = np.linspace(0, 1, 11)
-    ax.contourf(x, y, values, bands, cmap="Greys", vmin=0, vmax=2.2, zorder=0)
+    ax.contourf(x, y, values, bands, cmap="Greys_r" if _canvas.is_dark() else "Greys", vmin=0, vmax=2.2, zorder=0)
     inside = [level for level in bands if values.min() < level < values.max()]
     if inside:
         borders = ax.contour(x, y, values, inside, colors="0.4", linewidths=0.5, zorder=0.5)
@@ -182,7 +182,7 @@ def _field(caller: str, ax: Axes, field: Field) -> None:
 
 
 def _rays(caller: str, ax: Axes, rays: Mapping[str, NumPyArrayLike], box: tuple[float, float, float, float]) -> None:
-    styles = itertools.cycle((("#B8006F", "--"), ("0.2", ":"), ("#3A5FA0", "-.")))
+    styles = itertools.cycle((("#B8006F", "--"), (_canvas.pen(), ":"), ("#3A5FA0", "-.")))
     for (name, direction), (ink, dashes) in zip(rays.items(), styles, strict=False):
         ray = f"rays[{name!r}]"
         u = _picture_inputs.numbers(caller, ray, direction, (2,), "[2]")
@@ -198,6 +198,6 @@ def _marks(caller: str, ax: Axes, q: np.ndarray, marks: Mapping[int, str]) -> No
             _errors.fail(
                 ValueError, caller, "a mark must name a point", "Marks are indices.", marks=str(index), points=q
             )
-        ax.plot(*q[index], marker="o", ms=5, mfc="white", mec="black", zorder=6)
+        ax.plot(*q[index], marker="o", ms=5, mfc=_canvas.paper(), mec=_canvas.pen(), zorder=6)
         if text:
-            _canvas.write(ax, text, q[index], -14, "black")
+            _canvas.write(ax, text, q[index], -14, _canvas.pen())

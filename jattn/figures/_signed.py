@@ -66,21 +66,21 @@ def why(
     most = max(np.maximum(x, 0).sum(0).max(initial=0), -np.minimum(x, 0).sum(0).min(initial=0), 1e-300)
     for s, (pull, label) in enumerate(zip(x, labels, strict=True)):
         base = np.where(pull >= 0, above, below)
-        colour = _canvas.COLOURS[s % len(_canvas.COLOURS)]
+        colour = _canvas.colour(s)
         ax.bar(
-            range(D), pull, 0.62, bottom=base, color=colour, alpha=0.85, label=label, ec="white", lw=0.8,
+            range(D), pull, 0.62, bottom=base, color=colour, alpha=0.85, label=label, ec=_canvas.paper(), lw=0.8,
             hatch=hatches[s % len(hatches)],
         )  # fmt: skip
         for d in range(D):
             if abs(pull[d]) > 0.15 * most and D <= 8 and legible and unit >= 48:
-                _canvas.write(ax, f"{pull[d]:+.3f}", (d, base[d] + pull[d] / 2), -3, "black", fits)
+                _canvas.write(ax, f"{pull[d]:+.3f}", (d, base[d] + pull[d] / 2), -3, _canvas.pen(), fits)
         above, below = above + np.maximum(pull, 0), below + np.minimum(pull, 0)
-    ax.axhline(0, color="0.3", lw=0.8)
+    ax.axhline(0, color=matplotlib.rcParams["axes.edgecolor"], lw=0.8)
     for d, end in enumerate(ends):
-        ax.plot([d - 0.42, d + 0.42], [end, end], color="black", lw=2.2, solid_capstyle="butt", zorder=6)
+        ax.plot([d - 0.42, d + 0.42], [end, end], color=_canvas.pen(), lw=2.2, solid_capstyle="butt", zorder=6)
     for d, end in enumerate(ends):
         if D <= 12 and legible:
-            _canvas.write(ax, f"{end:+.3f}", (d + 0.44, end), -3, "black", fits, ha="left", weight="bold")
+            _canvas.write(ax, f"{end:+.3f}", (d + 0.44, end), -3, _canvas.pen(), fits, ha="left", weight="bold")
     need = _canvas.longest(across, _canvas.points(8)) + 3 if given else 0
     _canvas.name_ticks(ax.xaxis, range(D), across, need)
     ax.set_xlim(-0.6, D - 0.1)

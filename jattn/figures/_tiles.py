@@ -135,7 +135,7 @@ def tiles(
         low, top = (float(f(np.where(np.isfinite(x), x, 0))) for f in (np.min, np.max))
         far = max(-low, top, 1e-9)
         plain = np.isin(x, (0, 1)).all()
-        colours: Any = ListedColormap(["white", "#9db8cf"]) if plain else _canvas.PUOR
+        colours: Any = ListedColormap([_canvas.paper(), "#9db8cf"]) if plain else _canvas.PUOR
         box = (0.0, float(S), float(T), 0.0)
         picture = ax.imshow(
             x, cmap=colours, vmin=0 if plain else -far, vmax=1 if plain else far, extent=box, interpolation="none"

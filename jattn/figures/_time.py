@@ -10,6 +10,7 @@ from typing import Unpack
 import numpy as np
 from matplotlib import animation
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure, SubFigure
 
 from jattn import _errors, _picture_inputs
@@ -80,7 +81,7 @@ def training(
     root, grid = _canvas.panels("training", ax, figure, len(shown), 3, (3.7, 2.2))
     at = r.steps + 1 if log else r.steps
     for axes, (panel, lines) in zip(grid, shown.items(), strict=True):
-        colours = [_canvas.COLOURS[i % len(_canvas.COLOURS)] for i in range(len(lines))]
+        colours = [_canvas.colour(i) for i in range(len(lines))]
         for i, (name, y) in enumerate(lines):
             axes.plot(at, y, color=colours[i], ls=_canvas.DASHES[i % len(_canvas.DASHES)], lw=1.6, label=name)
         if log:
@@ -193,11 +194,11 @@ def _frame(
         room = 0.12 * max((high - low).max(), 1e-9)
         way.set_xlim(low[0] - room, high[0] + room)
         way.set_ylim(low[1] - room, high[1] + room)
-    colours = [_canvas.COLOURS[s % len(_canvas.COLOURS)] for s in range(len(labels))]
+    colours = [_canvas.colour(s) for s in range(len(labels))]
     row.barh(range(len(labels)), r.weights[f], 0.6, color=colours)
     for s, w in enumerate(r.weights[f]):
         within = w > 0.7
-        ink, side = ("white", "right") if within else ("black", "left")
+        ink, side = (_canvas.ink(to_rgb(colours[s])), "right") if within else (_canvas.pen(), "left")
         row.text(
             w + (-0.03 if within else 0.03), s, f"{w:.3f}", va="center", ha=side, fontsize=_canvas.points(9), color=ink
         )

@@ -204,7 +204,7 @@ def arcs(
     for side, names, align in ((0.0, rows, "right"), (1.0, columns, "left")):
         for i, name in list(enumerate(names))[::every]:
             ax.text(side + (0.02 if side else -0.02), i, name, ha=align, va="center", fontsize=letters)
-    shades = matplotlib.colormaps["viridis_r"]
+    shades = matplotlib.colormaps["viridis" if _canvas.is_dark() else "viridis_r"]
     thick = min(1.0, 0.5 * down / n / 5)  # no thicker than half of a line of names
     drawn = [pair for pair in sorted(np.ndindex(*x.shape), key=lambda pair: float(x[pair])) if x[pair] >= least]
     if len(drawn) > _ARCS:  # arcs of about one weight are one path: a tenth of the bytes
@@ -223,7 +223,7 @@ def arcs(
     for t, row in enumerate(x):
         if every == 1 and row.size and row.max() >= least:
             _canvas.write(
-                ax, f"{row.max():.2f}", (at, t + (row.argmax() - t) * 0.04), -3, "black", 10 * letters / usual
+                ax, f"{row.max():.2f}", (at, t + (row.argmax() - t) * 0.04), -3, _canvas.pen(), 10 * letters / usual
             )
     ax.set_xlim(-beside, 1 + beside)
     ax.set_ylim(n - 0.5, -0.5)
