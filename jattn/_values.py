@@ -177,9 +177,9 @@ def separate(closed: Closed, *alone: int) -> Separated | None:
     Args:
       alone: the arguments whose values are wanted on their own.
     """
-    consts, xs = ([_shaped(v.aval) for v in variables] for variables in (closed.jaxpr.constvars, closed.jaxpr.invars))
-    made = jax.make_jaxpr(lambda consts, xs: _on_one_device(closed.jaxpr, consts, *xs))(consts, xs)
-    n = len(consts)
+    n = len(closed.constants)  # from JAX 0.11 on they are among the invars
+    given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (*closed.jaxpr.constvars, *closed.jaxpr.invars)]
+    made = jax.make_jaxpr(lambda *given: _on_one_device(closed.jaxpr, given[:n], *given[n:]))(*given)
     arrays, arguments = [*made.jaxpr.constvars, *made.jaxpr.invars[:n]], made.jaxpr.invars[n:]
     # Of each variable: the arguments that it depends on, and whether on an array too.
     of = {v: (frozenset[int](), v.aval.shape != ()) for v in arrays}
@@ -204,10 +204,6 @@ def separate(closed: Closed, *alone: int) -> Separated | None:
     if any(v.aval.shape for variables in between.values() for v in variables):
         return None
     return Separated(closed, made, MappingProxyType({i: tuple(found) for i, found in between.items()}))
-
-
-def _shaped(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _evaluate(eqns: Sequence[Any], given: dict[Any, Any], wanted: Sequence[Any]) -> list[Any]:
