@@ -124,6 +124,11 @@ def close(
     return Closed(_without_values(made), kept), captured, made.out_avals
 
 
+def _bind(eqn: Any, xs: Sequence[Any]) -> Sequence[Any]:
+    found = eqn.primitive.bind(*xs, **eqn.primitive.get_bind_params(eqn.params))
+    return found if eqn.primitive.multiple_results else [found]
+
+
 def _on_one_device(jaxpr: Any, consts: Any, *xs: Any) -> list[Any]:
     """A jaxpr that was written for values that vary over devices, of the values that one of them has."""
     of = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *xs), strict=True))
@@ -139,8 +144,7 @@ def _on_one_device(jaxpr: Any, consts: Any, *xs: Any) -> list[Any]:
             inner = e.params["jaxpr"]
             found = _on_one_device(inner.jaxpr, inner.consts, *given)
         else:
-            found = e.primitive.bind(*given, **e.primitive.get_bind_params(e.params))
-            found = found if e.primitive.multiple_results else [found]
+            found = _bind(e, given)
         of.update(zip(e.outvars, found, strict=True))
     return read(jaxpr.outvars)
 
@@ -220,8 +224,7 @@ def _evaluate(eqns: Sequence[Any], given: dict[Any, Any], wanted: Sequence[Any])
         return [a.val if isinstance(a, Literal) else of[a] for a in atoms]
 
     for e in reversed(chosen):
-        found = e.primitive.bind(*read(e.invars), **e.primitive.get_bind_params(e.params))
-        of.update(zip(e.outvars, found if e.primitive.multiple_results else [found], strict=True))
+        of.update(zip(e.outvars, _bind(e, read(e.invars)), strict=True))
     return read(wanted)
 
 

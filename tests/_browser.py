@@ -92,12 +92,15 @@ def visits(browser, folder):
         context.close()
 
 
-def planted(text, old, new):
-    """A page with one piece of its script replaced by another, which its policy lets run as it did the first."""
+def planted(folder, name, old, new):
+    """The name of a page with one piece of its script replaced by another, which its policy lets run as the first."""
+    text = (folder / name).read_text(encoding="utf-8")
     script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]
     assert script.count(old) == 1
     changed = script.replace(old, new)
-    return text.replace(script, changed).replace(_document._hash(script), _document._hash(changed))
+    text = text.replace(script, changed).replace(_document._hash(script), _document._hash(changed))
+    (folder / "planted.html").write_text(text, encoding="utf-8")
+    return "planted.html"
 
 
 def axe(view):

@@ -197,9 +197,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
-    text = planted((folder / "runs.html").read_text(encoding="utf-8"), *PLANTED[name])
-    (folder / "planted_run.html").write_text(text, encoding="utf-8")
-    view = visit("planted_run.html")
+    view = visit(planted(folder, "runs.html", *PLANTED[name]))
     view.set_default_timeout(700)
     if name == "a request":
         assert hears(view, "example.org"), "the policy refuses it, and says so"

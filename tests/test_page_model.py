@@ -168,9 +168,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
     check, old, new = PLANTED[name]
-    text = (folder / "model.html").read_text(encoding="utf-8")
-    (folder / "planted.html").write_text(planted(text, old, new), encoding="utf-8")
-    view = visit("planted.html")
+    view = visit(planted(folder, "model.html", old, new))
     view.set_default_timeout(700)
     with pytest.raises(Exception, match=r"assert|Timeout|Mismatch|Not equal"):
         CHECKS[check](view)

@@ -179,9 +179,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
     check, old, new = PLANTED[name]
-    text = planted((folder / "story.html").read_text(encoding="utf-8"), old, new)
-    (folder / "planted.html").write_text(text, encoding="utf-8")
-    view = visit("planted.html", reduced_motion="reduce")
+    view = visit(planted(folder, "story.html", old, new), reduced_motion="reduce")
     view.set_default_timeout(700)
     with pytest.raises(Exception, match=r"assert|Timeout"):
         CHECKS[check](view)

@@ -45,7 +45,7 @@ def strongest(x: np.ndarray, names: Sequence[str]) -> tuple[np.ndarray, list[str
     """The rows of x [S, n] with the largest entries, in order; of more than nine, the others are summed in one."""
     if len(x) <= _SERIES:
         return x, list(names)
-    size = np.nanmax(np.where(np.isfinite(x), np.abs(x), 0), axis=1, initial=0)
+    size = np.where(np.isfinite(x), np.abs(x), 0).max(axis=1, initial=0)
     kept = np.sort(np.argsort(-size, kind="stable")[: _SERIES - 1])
     others = np.delete(x, kept, axis=0)
     return np.vstack([x[kept], others.sum(0)]), [*(names[s] for s in kept), f"{len(others)} others"]

@@ -42,7 +42,9 @@ def kernel_plan(plan: Plan, x: Operands) -> Plan:
 def call_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[jax.Array]) -> Call:
     """The operands of a pass, planned for its kernels."""
     x: Operands = jax.tree.unflatten(fun.tree, xs[: fun.tree.num_leaves])
-    return Call(kernel_plan(fun.plan, x), fun.tree, levels, xs)
+    plan = kernel_plan(fun.plan, x)
+    assert (plan.score is None) == (fun.plan.score is None), "a score modifier that no kernel takes was refused before"
+    return Call(plan, fun.tree, levels, xs)
 
 
 def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
