@@ -1,6 +1,7 @@
 """The primitive of a batched call, its derivatives, and how it becomes a program."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -177,9 +178,7 @@ def batched_call(fun: BatchedFunction, *operands: Any) -> list[jax.Array]:
     return batched_call_p.bind(*xs, fun=fun)
 
 
-@partial(jax.jit, static_argnums=0)
-def _run(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
-    return fun(*xs)
+_run = jax.jit(operator.call, static_argnums=0)  # (fun, *operands)
 
 
 def _evaluate(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
