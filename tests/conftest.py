@@ -16,6 +16,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tolerances are multiples of eps: a GPU would otherwise multiply float32 matrices in fewer bits.
 jax.config.update("jax_default_matmul_precision", "highest")
+# Where an operation was written, which no test asks: a twentieth of the time.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
 def pytest_addoption(parser):
@@ -32,6 +34,11 @@ def pytest_configure(config):
         "markers",
         "structure: checks what is computed, not its last bits: compiled without expensive passes but for --all",
     )
+
+
+def pytest_xdist_auto_num_workers(config):
+    """One more than there are processors: some tests wait for a browser or another process."""
+    return 1 + len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 LONGEST = (
