@@ -195,6 +195,7 @@ PLANTED = {
 }
 
 
+@only_chromium  # that a check can fail is shown once; the checks themselves run in both
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
     view = visit(planted(folder, "runs.html", *PLANTED[name]))

@@ -176,6 +176,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@only_chromium  # that a check can fail is shown once; the checks themselves run in both
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
     check, old, new = PLANTED[name]
