@@ -136,6 +136,29 @@ def test_what_differs_from_head_to_head_is_found_by_its_index():
 
 
 @pytest.mark.structure
+def test_arrays_that_a_mask_and_a_score_look_up_may_differ_from_head_to_head():
+    """The value, and gradient and tangent in what the score captured: some arrays of each head, some of all."""
+    q, k, v = (normal(2, n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
+    rows, keys = normal(2, T, seed=7, dtype=np.float32), normal(S, seed=8, dtype=np.float32)
+    ids = np.stack([IDS[0], np.arange(T, dtype=np.int32) // 100])
+
+    def of(how):
+        def one(q, k, v, rows, ids, keys):
+            mask = masks.where(lambda t, s: (ids[t - (S - T)] == OF[s]) | (s < 5))
+            score = lambda x, t, s: x + rows[t - (S - T)] * jnp.tanh(keys[s] * x)  # noqa: E731
+            return jattn.attention(q, k, v, mask=mask, score=score, tile=TILE, implementation=how, **AT)
+
+        def f(q, rows, keys):
+            return jax.vmap(one, (0, 0, 0, 0, 0, None))(q, k, v, rows, jnp.asarray(ids), keys)
+
+        x = q, jnp.asarray(rows), jnp.asarray(keys)
+        gradient = jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2))
+        return jax.jit(lambda *x: (gradient(*x), jax.jvp(f, x, tuple(map(jnp.cos, x)))))(*x)
+
+    assert_close(of("interpret"), jax.tree.map(np.asarray, of("loops")))
+
+
+@pytest.mark.structure
 @pytest.mark.parametrize("where", ["masked", "met", "met everywhere"])
 def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it(where):
     q, k, v = (normal(n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
