@@ -22,9 +22,11 @@ from jattn import _html
 from jattn._errors import wide
 from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn._types import (
-    Allowed,
     Array,
+    ArrayLike,
+    Bool,
     Float,
+    FloatOfPairs,
     Int,
     Keys,
     KPositions,
@@ -79,9 +81,9 @@ def steps(
     k: Keys,
     v: Values,
     *,
-    mask: Allowed | None = None,
+    mask: Bool[ArrayLike, "T S"] | None = None,
     score: ScoreModifier | None = None,
-    bias: Pairs | None = None,
+    bias: FloatOfPairs | None = None,
     sink: Numeric | None = None,
     scale: Numeric | None = None,
     q_positions: QPositions | None = None,
