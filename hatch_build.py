@@ -1,4 +1,4 @@
-"""The addresses of a release, which are those of the repository that publishes it: its workflow says JATTN_REPOSITORY."""
+"""The addresses of a release are those of the repository that publishes it: its workflow sets JATTN_REPOSITORY."""
 
 import os
 from typing import Any

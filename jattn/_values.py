@@ -124,9 +124,9 @@ def close(
     return Closed(_without_values(made), kept), captured, made.out_avals
 
 
-def _bind(eqn: Any, xs: Sequence[Any]) -> Sequence[Any]:
+def _bind(eqn: Any, xs: Sequence[Any]) -> list[Any]:
     found = eqn.primitive.bind(*xs, **eqn.primitive.get_bind_params(eqn.params))
-    return found if eqn.primitive.multiple_results else [found]
+    return list(found) if eqn.primitive.multiple_results else [found]
 
 
 def _on_one_device(jaxpr: Any, consts: Any, *xs: Any) -> list[Any]:

@@ -135,7 +135,7 @@ def steps(
         over_keys = jax.vmap(score, (0, None, 0))
         scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(allowed, scaled, 0), t, s).astype(dtype)
     if bias is not None:
-        scaled = scaled + jnp.where(allowed, bias.astype(dtype), 0)
+        scaled = scaled + jnp.where(allowed, jnp.asarray(bias, dtype), 0)
     scaled = jnp.where(allowed, jnp.where(nonfinite, jnp.nan, scaled), -jnp.inf)
 
     sinks = jnp.full((T,), -jnp.inf, dtype) if sink is None else jnp.broadcast_to(jnp.asarray(sink).astype(dtype), (T,))

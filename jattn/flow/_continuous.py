@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._jax import odeint
-from jattn._types import Array, Float
+from jattn._types import ArrayLike, Float
 from jattn.flow._paths import Data, Loss, Now, Observe, Params, Trajectory, Tree, check_loss
 
 
 def integrate(
     loss: Loss,
     params: Params,
-    times: Float[Array, " n"] | Sequence[float],
+    times: Float[ArrayLike, " n"] | Sequence[float],
     *,
     data: Data = (),
     observe: Observe | None = None,
