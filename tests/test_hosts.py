@@ -113,9 +113,14 @@ def test_dropped_alike_with_grouped_heads_masks_and_biases():
 
     query, key, value = normal(2, 3, T, 4, D, dtype=np.float32), *normal(2, 2, 3, T, 2, D, dtype=np.float32)
     mask, bias = CAUSAL[None, None, None], normal(2, 1, 4, T, T, dtype=np.float32)
-    same = partial(attention_fn, query, key, value, bias, mask)
-    want = same(deterministic=True)
-    got = same(deterministic=False, dropout_rng=jax.random.key(0), dropout_rate=1e-7)  # as good as none
+
+    @jax.jit
+    def both(*x):
+        same = partial(attention_fn, *x, mask)
+        dropping = {"deterministic": False, "dropout_rng": jax.random.key(0), "dropout_rate": 1e-7}  # as good as none
+        return same(deterministic=True), same(**dropping)
+
+    want, got = both(query, key, value, bias)
     assert got.shape == (2, 3, T, 4, D)
     near(got, want)
 
@@ -134,7 +139,7 @@ def test_linen_takes_it_as_its_attention_fn(masked):
     )
     x, y = normal(B, T, E, dtype=np.float32), normal(B, S, E, seed=1, dtype=np.float32)
     mask = (normal(B, 1, T, S) > 0) | (np.arange(S) == 0) if masked else None
-    params = theirs.init(jax.random.key(0), x, y)
+    params = jax.jit(theirs.init)(jax.random.key(0), x, y)
     same_with_gradient(
         *(lambda both, f=f: f.apply(both[0], *both[1], mask=mask) for f in (ours, theirs)), (params, (x, y))
     )
@@ -159,7 +164,8 @@ def test_linen_decodes_drops_and_keeps_its_weights():
     kept = [f().apply(params, x, sow_weights=True, mutable=["intermediates"])[1] for f in made]
     near(*(k["intermediates"]["attention_weights"][0] for k in kept))
     dropping = made[0](dropout_rate=0.5, deterministic=False)
-    draws = [dropping.apply(params, x, rngs={"dropout": jax.random.key(n)}) for n in (0, 0, 1)]
+    draw = jax.jit(lambda n: dropping.apply(params, x, rngs={"dropout": jax.random.key(n)}))
+    draws = [draw(n) for n in (0, 0, 1)]
     near(draws[0], draws[1])
     assert np.abs(draws[0] - draws[2]).max() > 1e-3
 
@@ -170,10 +176,9 @@ def test_flax_in_low_precision_and_other_shapes():
     from jattn.hosts.flax import attention_fn
 
     query, key, value = normal(3, 2, 3, T, H, D, dtype=np.float32)
-    near(attention_fn(query, key, value, precision="highest"), nn.dot_product_attention(query, key, value))
-    near(
-        attention_fn(query[0, 0], key[0, 0], value[0, 0]), nn.dot_product_attention(query[0, 0], key[0, 0], value[0, 0])
-    )
+    ours, theirs = (jax.jit(partial(f, precision="highest")) for f in (attention_fn, nn.dot_product_attention))
+    near(ours(query, key, value), theirs(query, key, value))
+    near(ours(query[0, 0], key[0, 0], value[0, 0]), theirs(query[0, 0], key[0, 0], value[0, 0]))
     assert attention_fn(query, key, value, dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 
@@ -213,7 +218,8 @@ def test_equinox_drops_where_it_is_not_inferring():
 
     layer = MultiheadAttention(H, E, dropout_p=0.5, key=jax.random.key(0))
     x = normal(T, E, dtype=np.float32)
-    draws = [layer(x, x, x, key=jax.random.key(n)) for n in (0, 0, 1)]
+    draw = jax.jit(lambda n: layer(x, x, x, key=jax.random.key(n)))
+    draws = [draw(n) for n in (0, 0, 1)]
     near(draws[0], draws[1])
     assert np.abs(draws[0] - draws[2]).max() > 1e-3
     near(layer(x, x, x, inference=True), MultiheadAttention(H, E, key=jax.random.key(0))(x, x, x))
@@ -235,8 +241,8 @@ def test_haiku_is_replaced_parameter_for_parameter(masked):
         for kind in (MultiHeadAttention, hk.MultiHeadAttention)
     )
     x = normal(B, T, E, dtype=np.float32), normal(B, S, E, seed=1, dtype=np.float32)
-    params = ours.init(jax.random.key(0), *x)
-    assert jax.tree.structure(params) == jax.tree.structure(theirs.init(jax.random.key(0), *x))
+    params = jax.jit(ours.init)(jax.random.key(0), *x)
+    assert jax.tree.structure(params) == jax.tree.structure(jax.eval_shape(theirs.init, jax.random.key(0), *x))
     same_with_gradient(*(lambda both, f=f: f.apply(both[0], *both[1]) for f in (ours, theirs)), (params, x))
 
 
@@ -263,7 +269,8 @@ def test_the_signature_of_transformers_gives_what_its_layers_compute(mask):
     want, _ = gemma2.eager_attention_forward(module, *tensors, added, dropout=0.0, scaling=0.3, softcap=2.0)
     by = normal(*want.shape, seed=5, dtype=np.float32)
     (want * torch.tensor(by)).sum().backward()
-    out, pull = jax.vjp(lambda *x: attention_interface(module, *x, given, scaling=0.3, softcap=2.0, **more)[0], q, k, v)
+    ours = lambda *x: attention_interface(module, *x, given, scaling=0.3, softcap=2.0, **more)[0]  # noqa: E731
+    out, pull = jax.vjp(jax.jit(ours), q, k, v)
     near(out, want.detach().numpy())
     for ours, theirs in zip(pull(by), tensors, strict=True):
         near(ours, theirs.grad.numpy(), ulps=128)
@@ -286,6 +293,7 @@ def test_the_signature_of_transformers_has_sinks_position_biases_and_dropout():
 # What is measured of each head
 
 
+@jax.jit
 def dense_logits(query, key, bias, allowed, scale):
     """[*B, N, T, S], each key head repeated."""
     key = jnp.repeat(key, query.shape[-2] // key.shape[-2], -2)
@@ -293,6 +301,7 @@ def dense_logits(query, key, bias, allowed, scale):
     return jnp.where(allowed, logits, -jnp.inf)
 
 
+@jax.jit
 def of_logits(logits):
     """The largest logit and the entropy of each query that may attend a key, and the weights."""
     weights = jax.nn.softmax(logits, -1)

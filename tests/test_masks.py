@@ -124,7 +124,7 @@ def test_trees_of_any_shape():
         parents = np.array([rng.integers(-2, max(n, 1) + seed % 3) for n in range(23)])
         np.testing.assert_array_equal(masks.to_dense(masks.tree(parents), 23, 23), ancestors(parents))
     assert masks.to_dense(masks.tree(np.zeros(0, int), prefix=3), 0, 3).shape == (0, 3)
-    both = jax.vmap(lambda x, n: masks.to_dense(masks.tree(x, prefix=n, keys=5), 3, 5))
+    both = jax.jit(jax.vmap(lambda x, n: masks.to_dense(masks.tree(x, prefix=n, keys=5), 3, 5)))
     got = both(np.array([[-1, 0, 0], [-1, 0, 1]], np.int8), np.array([0, 2]))
     np.testing.assert_array_equal(got[0], [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0]])
     np.testing.assert_array_equal(got[1], [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
@@ -196,8 +196,9 @@ def test_different_masks_have_different_structures():
     structures = [jax.tree.structure(mask) for mask in made]
     assert [[x == y for y in structures] for x in structures] == np.eye(len(made), dtype=bool).tolist()
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, T, 4)), jnp.float32)
+    definition = jax.jit(lambda allowed: reference.attention(*x, mask=allowed)[0])
     for mask in (a & b, a | b, one, two):
-        want = reference.attention(*x, mask=masks.to_dense(mask, T, T))[0]
+        want = definition(masks.to_dense(mask, T, T))
         np.testing.assert_allclose(jattn.attention(*x, mask=mask), want, atol=1e-5)
 
 
@@ -205,7 +206,7 @@ def test_each_example_and_each_head_has_arrays_of_its_own():
     ids = np.stack([np.arange(T) // n for n in (2, 5)])
     tables = np.random.default_rng(0).random((2, 3, 4, 4)) < 0.5
     several = jax.vmap(lambda i, b: jax.vmap(lambda table: masks.segments(i) & masks.blocks(table, 4))(b))(ids, tables)
-    got = jax.vmap(jax.vmap(lambda mask: masks.to_dense(mask, T, T)))(several)
+    got = jax.jit(jax.vmap(jax.vmap(lambda mask: masks.to_dense(mask, T, T))))(several)
     t, s = np.arange(T)[:, None], np.arange(T)[None, :]
     want = (ids[:, :, None] == ids[:, None, :])[:, None] & tables[:, :, t // 4, s // 4]
     np.testing.assert_array_equal(got, want)
@@ -255,11 +256,17 @@ def test_arrays_are_printed_by_shape_not_by_content():
 def test_any_rows_of_a_mask_are_those_of_the_whole(tree):
     """A mask answers for some rows of q and some of k: that is how nobody has to write out the rest."""
     mask, booleans = tree
-    for rows, columns in ((slice(0, 5), slice(3, 10)), (slice(4, T), slice(16, S))):
-        q = masks.Rows(rows.start, jnp.asarray(q_places[rows]))
-        k = masks.Rows(columns.start, jnp.asarray(k_places[columns]))
-        np.testing.assert_array_equal(mask.tile(q, k), booleans[rows, columns])
-        np.testing.assert_array_equal(mask.tile(q, k, transposed=True), booleans[rows, columns].T)
+    rectangles = (slice(0, 5), slice(3, 10)), (slice(4, T), slice(16, S))
+
+    @jax.jit
+    def tiles(mask):
+        rows_of = lambda places, at: masks.Rows(at.start, jnp.asarray(places[at]))  # noqa: E731
+        sides = [(rows_of(q_places, rows), rows_of(k_places, columns)) for rows, columns in rectangles]
+        return [(mask.tile(q, k), mask.tile(q, k, transposed=True)) for q, k in sides]
+
+    for (rows, columns), (tile, transposed) in zip(rectangles, tiles(mask), strict=True):
+        np.testing.assert_array_equal(tile, booleans[rows, columns])
+        np.testing.assert_array_equal(transposed, booleans[rows, columns].T)
 
 
 @given(trees)

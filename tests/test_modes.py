@@ -227,12 +227,13 @@ def test_debug_nans_stops_only_at_a_nan_that_is_attended(jit):
     """Masked NaNs and queries without keys pass, in value and gradient; the control: one that is attended does not."""
     x = arguments()
     hidden, attended = with_nan(x, 27), with_nan(x, 3)
+    value, gradient = jit(plain), jit(jax.grad(plain_loss))
     with jax.debug_nans(True):
-        want = jit(plain)(x), jit(jax.grad(plain_loss))(x)
-        got = jit(plain)(hidden), jit(jax.grad(plain_loss))(hidden)
-        for f in (plain, jax.grad(plain_loss)):
+        want = value(x), gradient(x)
+        got = value(hidden), gradient(hidden)
+        for f in (value, gradient):
             with pytest.raises(FloatingPointError, match="nan"):
-                jit(f)(attended)
+                f(attended)
     assert_close(got, want, ulps=0)
 
 

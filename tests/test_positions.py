@@ -220,7 +220,7 @@ def test_nothing_changes_within_the_length_of_training():
 
 def test_learned_frequencies_are_taken_at_their_word_and_have_their_gradient():
     x, inv = normal(T, R, dtype=np.float32), jnp.asarray(frequencies(R).inv, jnp.float32)
-    with_inv = lambda p, inv: rotary(x, p, scaling=lambda f: f._replace(inv=inv))  # noqa: E731
+    with_inv = jax.jit(lambda p, inv: rotary(x, p, scaling=lambda f: f._replace(inv=inv)))
     far = np.arange(T, dtype=np.int32) + 2**22
     held = np.remainder(far[:, None] * np.asarray(inv, np.float64), 2 * np.pi)
     assert_close(with_inv(far, inv), turned(x.astype(np.float64), held), ulps=2**22)  # as float32 divides by a turn
@@ -233,21 +233,29 @@ def test_learned_frequencies_are_taken_at_their_word_and_have_their_gradient():
         ends = [(turned(x.astype(np.float64), near[:, None] * (inv64 + sign * move)) * by).sum() for sign in (1, -1)]
         return (ends[0] - ends[1]) / 2e-6
 
-    np.testing.assert_allclose(jax.grad(loss)(inv), [slope(i) for i in range(R // 2)], rtol=2e-5, atol=2e-4)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(inv), [slope(i) for i in range(R // 2)], rtol=2e-5, atol=2e-4)
 
 
 def test_rotary_keeps_lengths_and_so_does_its_derivative():
     x, dx = normal(2, T, R, dtype=np.float32)
     stand = np.arange(T, dtype=np.int32)
     turn = lambda x: rotary(x, stand)  # noqa: E731
-    assert_close(jnp.linalg.norm(turn(x), axis=1), np.linalg.norm(x, axis=1), ulps=8)
-    assert_close(jax.jvp(turn, (x,), (dx,))[1], turn(dx), ulps=2)
-    assert_close(jax.vjp(turn, turn(x))[1](turn(dx))[0], dx, ulps=8)  # the transpose turns back
-    heads = jax.vmap(rotary, (0, None))(np.stack([x, dx]), stand)
-    assert_close(heads[1], turn(dx), ulps=2)
+
+    @jax.jit
+    def every(x, dx):
+        back = jax.vjp(turn, turn(x))[1](turn(dx))[0]
+        heads = jax.vmap(rotary, (0, None))(jnp.stack([x, dx]), stand)
+        return turn(x), turn(dx), jax.jvp(turn, (x,), (dx,))[1], back, heads
+
+    turned, dx_turned, tangent, back, heads = every(x, dx)
+    assert_close(np.linalg.norm(turned, axis=1).astype(np.float32), np.linalg.norm(x, axis=1), ulps=8)
+    assert_close(tangent, dx_turned, ulps=2)
+    assert_close(back, dx, ulps=8)  # the transpose turns back
+    assert_close(heads[1], dx_turned, ulps=2)
 
 
 def test_odd_widths_of_heads_are_served_in_part():
     x, stand = normal(T, D, dtype=np.float32), np.arange(T, dtype=np.int32)
-    assert rotary(x, stand, width=4).shape == (T, D)
-    assert rotary(x[:0], stand[:0], width=4).shape == (0, D)
+    in_part = jax.jit(lambda x, stand: rotary(x, stand, width=4))
+    assert in_part(x, stand).shape == (T, D)
+    assert in_part(x[:0], stand[:0]).shape == (0, D)

@@ -43,13 +43,13 @@ def plan_and_operands(mask, q_tile, k_tile, *, T=T, S=S, at=None):
     return plan, pad(plan, Operands(q, k, v, None, None, jnp.float32(1), (), mask, *at))
 
 
-def block_states(plan, x):
-    visits = schedule.schedule(plan, x)
-    if visits.states is not None:
-        return np.asarray(visits.states)
+def block_states(plan, lists, states):
+    """Of a schedule, whichever of the two it holds."""
+    if states is not None:
+        return np.asarray(states)
     states = np.full((plan.q_tiles, plan.k_tiles), masks.EMPTY)
-    for (state, _), places in zip(schedule.PASSES, visits.lists, strict=True):
-        states[tuple(places.T)] += state
+    for (state, _), places in zip(schedule.PASSES, lists, strict=True):
+        states[tuple(np.asarray(places).T)] += state
     return states
 
 
@@ -62,20 +62,21 @@ sizes = st.tuples(st.sampled_from([4, 5, 13]), st.sampled_from([3, 8, 17]))
 def test_the_block_state_of_a_tile_is_never_wrong(tree, sizes, placed):
     mask, booleans = tree
     at = (jnp.asarray(q_places), jnp.asarray(k_places)) if placed else (None, None)
-    if not placed:
-        rows = (masks.Rows(0, jnp.arange(n, dtype=jnp.int32)) for n in (T, S))
-        booleans = np.asarray(mask.tile(*rows))
     plan, x = plan_and_operands(mask, *sizes, at=at)
-    states = block_states(plan, x)
 
     @jax.jit
     def every_mask():
+        visits = schedule.schedule(plan, x)
+        numbered = mask.tile(*(masks.Rows(0, jnp.arange(n, dtype=jnp.int32)) for n in (T, S)))
         one = lambda i, j, **how: tile.tile_mask(plan, tile.cut(plan, x, i, j, **how))  # noqa: E731
         rows, columns = (jnp.arange(n, dtype=jnp.int32) for n in (plan.q_tiles, plan.k_tiles))
         both = lambda i, j: (one(i, j), one(i, j, transposed=True))  # noqa: E731
-        return jax.vmap(lambda i: jax.vmap(lambda j: both(i, j))(columns))(rows)
+        tiles = jax.vmap(lambda i: jax.vmap(lambda j: both(i, j))(columns))(rows)
+        return (visits.lists, visits.states), numbered, tiles
 
-    every, every_transposed = map(np.asarray, every_mask())
+    visits, numbered, tiles = every_mask()
+    states, (every, every_transposed) = block_states(plan, *visits), map(np.asarray, tiles)
+    booleans = booleans if placed else np.asarray(numbered)
     for i in range(plan.q_tiles):
         for j in range(plan.k_tiles):
             here = booleans[i * plan.q_tile :, j * plan.k_tile :][: plan.q_tile, : plan.k_tile]
@@ -90,6 +91,11 @@ def test_the_block_state_of_a_tile_is_never_wrong(tree, sizes, placed):
             np.testing.assert_array_equal(every_transposed[i, j], allowed.T)
 
 
+def before(t_low, t_high, s_low, s_high):
+    """The block state of a causal mask, as its author would say it."""
+    return masks.block_state(t_high >= s_low, t_low >= s_high)
+
+
 EXACT = {
     "nothing": (None, lambda t, s: t >= 0 * s),
     "causal": (masks.causal(), lambda t, s: t >= s),
@@ -97,6 +103,7 @@ EXACT = {
     "not causal": (~masks.causal(), lambda t, s: t < s),
     "lengths": (masks.lengths(q=30, k=20), lambda t, s: (t < 30) & (s < 20)),
     "causal, lengths": (masks.causal() & masks.lengths(k=20), lambda t, s: (t >= s) & (s < 20)),
+    "its author says": (masks.where(lambda t, s: t >= s, state=before), lambda t, s: t >= s),
 }
 
 

@@ -208,7 +208,8 @@ TRANSFORMS = {
 }
 
 
-# Which are asked of which. Every case: the value, the first order in both modes, and the pairing of the two.
+# Which are asked of which. Every case: the value, the first order in both modes, and the pairing of the two. A mask is
+# booleans to any order: what more is asked of one is asked of one mask of each kind, and of them all in the product.
 
 FIRST = ("value and grad", "linearize")
 SECOND = ("jvp of grad", "grad of jvp", "grad of grad")
@@ -216,7 +217,7 @@ MORE = {
     "nothing": ("value", "jacfwd", "hessian", "scan"),
     "one tile": ("value", *SECOND, "vmap"),
     "causal": ("jvp of grad", "jacrev"),
-    "window": ("jvp of grad", "checkpoint"),
+    "window": ("checkpoint",),
     "lengths": ("grad of grad", "scan"),
     "lengths, traced": ("value", "jvp of grad", "grad of jvp", "hessian", "vmap of grad"),
     "dense mask": (*SECOND, "jacfwd", "jacrev"),
@@ -227,14 +228,8 @@ MORE = {
     "sink": ("grad of jvp", "checkpoint"),
     "one sink": (*SECOND, "third order"),
     "soft cap": ("grad of jvp", "jvp"),
-    "learned score": ("grad of grad", "third order", "scan"),
-    "prefix": ("jvp of grad",),
-    "segments, traced": ("grad of jvp", "vmap of grad"),
-    "chunked and dilated": ("grad of grad",),
-    "blocks": ("grad of jvp",),
-    "where": ("jvp of grad", "hessian"),
-    "sinks, strided and neighbours": ("grad of jvp",),
-    "ragged and tree, traced": ("grad of grad",),
+    "learned score": ("third order", "scan"),
+    "where": ("hessian",),
     "relative bias": ("grad of jvp", "vmap"),
     "distance bias": ("grad of grad",),
     "soft cap and alibi": ("jvp of grad", "checkpoint", "jacfwd"),
@@ -242,7 +237,7 @@ MORE = {
     "dropout": ("grad of jvp", "jvp", "vmap of grad"),
     "everything": ("jvp of grad", "grad of grad"),
 }
-COVERING = {name: (*FIRST, *MORE[name]) for name in CASES}
+COVERING = {name: (*FIRST, *MORE.get(name, ())) for name in CASES}
 
 
 # The whole product. The dearest to compile, and the cases that differ most.
@@ -254,7 +249,7 @@ IN_FULL = {"nothing", "lengths, traced", "bias for all queries", "learned score"
 IN_BRIEF = {"prefix", "segments, traced", "chunked and dilated", "blocks", "where"}
 IN_BRIEF |= {"sinks, strided and neighbours", "ragged and tree, traced"}
 IN_BRIEF |= {"relative bias", "distance bias", "soft cap and alibi", "temperature"}
-TELLING = {"value", "value and grad", "linearize", "jvp of grad", "grad of grad", "vmap of grad"}
+TELLING = {"value", *FIRST, *SECOND, "vmap of grad"}
 
 
 def product(name):

@@ -94,17 +94,15 @@ class Where(Mask):
             # Rows that stand at their own numbers: every position of a tile is known.
             numbered = known and q.lowest is q.first and k.lowest is k.first
             return self.rule.search(q, k) if numbered and not self.captured else PARTIAL
-        ask = self._ask(self.state_rule, ends)
         if not known:
-            return ask()
+            return self._ask(self.state_rule, ends)
         with jax.ensure_compile_time_eval():
-            return np.asarray(ask())
+            return np.asarray(self._ask(self.state_rule, ends))
 
-    def _ask(self, rule: PairRule, ends: tuple[Any, ...]) -> Callable[[], Any]:
-        ends = tuple(jnp.ravel(end) for end in ends)
+    def _ask(self, rule: PairRule, ends: tuple[Any, ...]) -> jax.Array:
         one = lambda *ends: rule(self.state_captured, *ends)[0]  # noqa: E731
         across = jax.vmap(one, (None, None, 0, 0))
-        return lambda: jax.vmap(across, (0, 0, None, None))(*ends)
+        return jax.vmap(across, (0, 0, None, None))(*map(jnp.ravel, ends))
 
     def __repr__(self) -> str:
         more = "" if self.state_rule is None else f", state={self.state_rule.name}"
