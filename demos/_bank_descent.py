@@ -81,7 +81,7 @@ def bank_loss(q, k, target=0):
 def tied() -> dict:
     """What one gradient step on bank's loss does to the queries of the other words, which share W_Q with it."""
     start, read = MOVERS["W_Q and W_K"]
-    down = jax.grad(lambda w_q: -bank_loss(*read((w_q, start[1]))))(start[0])
+    down = jax.jit(jax.grad(lambda w_q: -bank_loss(*read((w_q, start[1])))))(start[0])
     return {
         "overlap": X @ BANK,
         "moved": X @ down,

@@ -1,5 +1,6 @@
 """The picture that bank_river.py writes: bank's attention, and the path of q_bank among the frozen keys."""
 
+import jax
 import numpy as np
 from _bank_toy import WORDS, K, V
 from matplotlib.figure import Figure
@@ -48,4 +49,4 @@ def draw(paths: dict[str, flow.Diagnostics], rate: float) -> Figure:
 def field(x: np.ndarray, y: np.ndarray, target: int) -> np.ndarray:
     """p_target of a query at each place of a grid, keys frozen: every place is a query, so it is one call."""
     places = np.stack(np.meshgrid(x, y), -1)
-    return np.asarray(jattn.explain(places.reshape(-1, 2), K, V).weights[:, target]).reshape(len(y), len(x))
+    return np.asarray(jax.jit(jattn.explain)(places.reshape(-1, 2), K, V).weights[:, target]).reshape(len(y), len(x))

@@ -23,7 +23,7 @@ WAYS = {"toward q_bank": Q - K[1], "along itself": K[1], "across q_bank": np.arr
 
 def toy() -> dict:
     """Every step from q_bank to the output of bank."""
-    scores, scaled, weights, out = (x[0] for x in jattn.explain(Q[None], K, V))
+    scores, scaled, weights, out = (x[0] for x in jax.jit(jattn.explain)(Q[None], K, V))
     exps = jnp.exp(scaled)
     steps = {"scores": scores, "scaled": scaled, "exps": exps, "sum": exps.sum(), "weights": weights}
     return steps | {"terms": weights[:, None] * V, "out": out, "projected": out @ W_O}

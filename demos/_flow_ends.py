@@ -92,7 +92,7 @@ def output_loss():
     s = jax.tree.map(np.asarray, path.seen)
     i = int(np.gradient(s.p, times).argmin())
     step = flow.integrate(loss, s.q[i], [0.0, 1e-5], tolerance=1e-12).params
-    p_dot = (float(flow.attention_steps(step[None], k, v).weights[0, 0]) - s.p[i]) / 1e-5
+    p_dot = (float(jax.jit(flow.attention_steps)(step[None], k, v).weights[0, 0]) - s.p[i]) / 1e-5
     mean, out = s.weights[i] @ CROSSED[0], s.weights[i] @ CROSSED[1]
     pull = C * (s.weights[i][:, None] * (CROSSED[0] - mean)).T @ (CROSSED[1] - out) @ (CROSSED[1][0] - out)
     return {

@@ -124,7 +124,8 @@ def tied(rate=0.5, steps=2000):
     path = flow.run(flow.loss_of(read, objective), jnp.asarray(W_Q), optax.sgd(rate), steps, at=flow.log_steps(steps))
     q = np.einsum("im,tmd->tid", words, np.asarray(path.seen))
     moved, share = np.linalg.norm(q - q[:1], axis=2), words @ BANK / (BANK @ BANK)
-    p = np.asarray(jax.vmap(jax.vmap(lambda q: flow.attention_steps(q[None], k, k).weights[0, 0]))(jnp.asarray(q)))
+    on_river = jax.vmap(jax.vmap(lambda q: flow.attention_steps(q[None], k, k).weights[0, 0]))
+    p = np.asarray(jax.jit(on_river)(jnp.asarray(q)))
     names = ("bank", "river", "money", "the")
     return {
         "rows": [

@@ -26,7 +26,7 @@ def saturation():
     x = jnp.stack([gaps, jnp.zeros_like(gaps)], 1)
     entropy = lambda x: -jattn.log_softmax(x)[0]  # noqa: E731
     output = lambda x: 0.5 * (jattn.softmax(x)[0] - 1) ** 2  # noqa: E731  v = (1, 0), goal 1
-    sizes = {n: abs(np.asarray(jax.vmap(jax.grad(f))(x)[:, 0])) for n, f in (("CE", entropy), ("out", output))}
+    sizes = {n: abs(np.asarray(jax.jit(jax.vmap(jax.grad(f)))(x)[:, 0])) for n, f in (("CE", entropy), ("out", output))}
     p = np.asarray(1 / (1 + jnp.exp(-gaps)))
     rows = [
         ("dL/ds at gap −20, cross-entropy: 1 − p", sizes["CE"][20], 1 - p[20]),

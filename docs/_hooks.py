@@ -1,14 +1,12 @@
 """What the site is made of beside docs/: files of the repository where their links expect them, and what is made here.
 
 Notebooks are run, demos write their pages, the messages come from the table of the tests, and formulas are drawn.
-
-What takes long is kept in build/kept until the library, the demos or the notebook changes.
 """
 
-import hashlib
 import html
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,10 +20,10 @@ from mkdocs.structure.files import File, InclusionLevel
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
+import _kept  # noqa: E402
 import _messages  # noqa: E402
 import _notebooks  # noqa: E402
 
-KEPT = ROOT / "build" / "kept"
 LIVE = ("bank_page", "explore", "alive_page")
 OUTPUT = re.compile(r'<div class="output" id="output-(\d+)"></div>')
 outputs = {}  # page → the HTML of the outputs of its cells
@@ -33,47 +31,23 @@ SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md", "demos/ERRATA.md", "demos/pictures/*
 FORMULA = re.compile(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', re.DOTALL)
 
 
-def digest(*patterns):
-    """Of the library and of the files of these patterns: what was made of them is still right while it is the same."""
-    seen = hashlib.sha256()
-    for pattern in ("jattn/**/*.*", *patterns):
-        for path in sorted(p for p in ROOT.glob(pattern) if p.is_file() and p.suffix != ".pyc"):
-            seen.update(path.read_bytes())
-    return seen.hexdigest()[:12]
-
-
-def forget(name):
-    """What was made of earlier sources is not kept."""
-    for old in KEPT.glob(f"{name}-*"):
-        old.unlink()
-
-
 def run_notebook(name):
     """A notebook with its outputs; without, where a package that it needs is not installed."""
-    notebook = _notebooks.read(name)
-    if _notebooks.missing(name):
-        return notebook
-    kept = KEPT / f"{name}-{digest(f'docs/notebooks/{name}.py', 'docs/_notebooks.py')}.ipynb"
-    if not kept.exists():
-        _notebooks.run(notebook, optimised=name == _notebooks.OPTIMISED)
-        forget(name)
-        nbformat.write(notebook, kept)
-    return nbformat.read(kept, as_version=4)
+    return _notebooks.read(name) if _notebooks.missing(name) else _notebooks.executed(name)
 
 
 def run_demo(name):
     """The page that a demo writes, which opens alone."""
-    kept = KEPT / f"{name}-{digest('demos/*.py')}.html"
-    if not kept.exists():
-        with tempfile.TemporaryDirectory(dir=KEPT) as folder:
-            file = Path(folder, f"{name}.html")
-            out = str(file) if name == "explore" else folder
+
+    def make(path):
+        with tempfile.TemporaryDirectory() as folder:
+            out = str(Path(folder, f"{name}.html")) if name == "explore" else folder
             environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
             command = [sys.executable, str(ROOT / "demos" / f"{name}.py"), "--json", "--out", out]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-            forget(name)
-            next(Path(folder).glob("*.html")).replace(kept)
-    return kept
+            shutil.copy(next(Path(folder).glob("*.html")), path)
+
+    return _kept.kept(name, "html", make, "demos/*.py")
 
 
 def on_files(files, config):
@@ -81,7 +55,6 @@ def on_files(files, config):
     for pattern in SHOWN:
         for path in sorted(ROOT.glob(pattern)):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
-    KEPT.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(2) as pool:
         demos = {name: pool.submit(run_demo, name) for name in LIVE}
         notebooks = {name: pool.submit(run_notebook, name) for name in _notebooks.names()}

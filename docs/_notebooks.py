@@ -10,7 +10,9 @@ import os
 import tempfile
 from pathlib import Path
 
+import _kept
 import jupytext
+import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent / "notebooks"
@@ -41,6 +43,16 @@ def run(notebook, optimised=False, seconds=300):
         client.km.transport, client.km.ip = "ipc", f"{folder}/kernel"
         client.execute(env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(not optimised)})
     return notebook
+
+
+def executed(name):
+    """A notebook of the folder with its outputs, run unless they are kept."""
+
+    def make(path):
+        nbformat.write(run(read(name), optimised=name == OPTIMISED), path)
+
+    path = _kept.kept(name, "ipynb", make, f"docs/notebooks/{name}.py", "docs/_notebooks.py")
+    return nbformat.read(path, as_version=4)
 
 
 def shown(output, alt):

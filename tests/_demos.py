@@ -1,14 +1,25 @@
-"""What every walkthrough does alike: how it refuses, what its help says, and its results as JSON."""
+"""What every walkthrough does alike: how it trains, refuses, what its help says, and its results as JSON."""
 
+import contextlib
 import importlib
 import json
 import sys
 from pathlib import Path
 
+import conftest
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "demos"))
 cli = importlib.import_module("_cli")
+
+
+@contextlib.contextmanager
+def compiled_for_many_steps():
+    """Between the two ways to compile: with no optimisation a training runs long, with all of it it compiles long."""
+    with pytest.MonkeyPatch.context() as patch:
+        if conftest.options:  # the test is marked `structure`, without --all
+            patch.setitem(conftest.options, "xla_backend_optimization_level", 1)
+        yield
 
 
 def refusal(demo, argv, monkeypatch, capsys):

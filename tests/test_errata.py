@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.structure
 DEMOS = Path(__file__).parents[1] / "demos"
 
 

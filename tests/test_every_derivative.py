@@ -14,11 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _children import environment
 from jax.flatten_util import ravel_pytree
 
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
 cli, demo, mean = (importlib.import_module(name) for name in ("_cli", "every_derivative", "_meanflow"))
+
+pytestmark = pytest.mark.structure
 
 LENGTH = 127
 EXACT = 1e-12
@@ -28,14 +31,14 @@ def command(*argv):
     return [sys.executable, "-W", "error", str(FOLDER / "every_derivative.py"), *map(str, argv)]
 
 
-def plain(environment):
+def plain(more):
     hidden = {"FORCE_COLOR", "COLUMNS", "NO_COLOR", "TTY_COMPATIBLE"}
-    return {key: value for key, value in os.environ.items() if key not in hidden} | environment
+    return {key: value for key, value in environment().items() if key not in hidden} | more
 
 
-def run(*argv, **environment):
+def run(*argv, **more):
     how = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 900, "check": False}
-    return subprocess.run(command(*argv), env=plain(environment), **how)
+    return subprocess.run(command(*argv), env=plain(more), **how)
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +81,11 @@ def difference(loss, p, w, h=1e-4):
     return (loss(plus) - loss(minus)) / (2 * h)
 
 
-@pytest.mark.structure
 def test_every_derivative_equals_the_reference(short):
     assert set(short["errors"]) == set(demo.WORK)
     assert 0 < max(short["errors"].values()) <= EXACT
 
 
-@pytest.mark.structure
 def test_the_loss_and_its_gradient_by_differences_in_numpy(short, drawn, x64):
     p, *x = drawn
     assert short["losses"][0] == pytest.approx(meanflow(p, *x), rel=1e-5)
@@ -98,7 +99,6 @@ def test_the_loss_and_its_gradient_by_differences_in_numpy(short, drawn, x64):
     assert demo.off(ravel_pytree(stopped)[0], ravel_pytree(g)[0]) > 0.01  # what the paper stops is not nothing
 
 
-@pytest.mark.structure
 def test_descent_and_curvature_repeated_densely(short, drawn, x64):
     p, *x = (jax.tree.map(jnp.asarray, a) for a in drawn)
     losses, curvatures = [], []

@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _demos import refusal
+from _demos import compiled_for_many_steps, refusal
 from jax import random
 from matplotlib.image import imread
 from rich.cells import cell_len
 
 from jattn import reference
+
+pytestmark = pytest.mark.structure
 
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
@@ -32,7 +34,9 @@ def arguments(*argv):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """The numbers of a run with fewer readers than a reader of the page would start."""
-    return cli.evaluate(demo.compute, arguments("--readers", 3, "--steps", 120, "--out", tmp_path_factory.mktemp("t")))
+    args = arguments("--readers", 3, "--steps", 120, "--out", tmp_path_factory.mktemp("t"))
+    with compiled_for_many_steps():
+        return cli.evaluate(demo.compute, args)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +85,6 @@ def test_each_sentence_has_one_word_that_asks_and_says_where_its_clues_are(corpu
             assert [j for j, w in enumerate(words) if w in both] == np.flatnonzero(part.clue[i]).tolist()
 
 
-@pytest.mark.structure
 def test_a_reader_is_attention_over_the_words_that_exist(corpus, x64):
     parts, words = corpus
     longest = parts.train.ids.shape[1]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _demos import assert_help_begins_as_the_page, page_of, refusal
+from _demos import assert_help_begins_as_the_page, compiled_for_many_steps, page_of, refusal
 
 pytestmark = pytest.mark.structure
 
@@ -24,7 +24,8 @@ READERS, READ = 2, 2
 @pytest.fixture(scope="module")
 def results():
     argv = ["--steps", "40", "--readers", str(READERS), "--pages", str(READ)]
-    return cli.evaluate(demo.compute, demo.arguments().parse_args(argv))
+    with compiled_for_many_steps():
+        return cli.evaluate(demo.compute, demo.arguments().parse_args(argv))
 
 
 @pytest.fixture(scope="module")

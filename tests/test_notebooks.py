@@ -9,6 +9,7 @@ from _children import environment
 pytest.importorskip("jupytext", reason="reads the notebooks: pip install 'jattn[dev]'")
 pytest.importorskip("nbclient", reason="runs the notebooks: pip install 'jattn[dev]'")
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+import _kept as kept
 import _notebooks as notebooks
 import jupytext
 from nbclient.exceptions import CellExecutionError
@@ -28,10 +29,9 @@ def kinds(outputs):
 def test_a_notebook_runs_and_shows_what_it_says(name, monkeypatch):
     if missing := notebooks.missing(name):
         pytest.skip(f"{', '.join(missing)} not installed: pip install 'jattn[pretrained]'; make test adds the weights")
-    optimised = name == notebooks.OPTIMISED
-    if not optimised:
+    if name != notebooks.OPTIMISED:
         monkeypatch.setenv("XLA_FLAGS", environment()["XLA_FLAGS"])
-    notebook = notebooks.run(notebooks.read(name), optimised)
+    notebook = notebooks.executed(name)
     outputs = shown(notebook)
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
     assert outputs
@@ -40,6 +40,39 @@ def test_a_notebook_runs_and_shows_what_it_says(name, monkeypatch):
     assert "<img src" not in "".join(made), "a picture without alt"
     if name not in ("hvp_and_meanflow", "eight_devices"):  # figures, parts, steps and masks show themselves
         assert kinds(outputs) & {"image/png", "text/html"}
+
+
+def test_a_notebook_is_run_again_when_what_it_is_made_of_changes(tmp_path, monkeypatch):
+    """And only then: what `make docs` ran is not run again here, nor there what is run here."""
+    runs = []
+    monkeypatch.setattr(kept, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "run", lambda notebook, optimised: runs.append(optimised) or notebook)
+    files = [tmp_path / name for name in ("jattn/engine/a.py", "docs/_notebooks.py", "docs/notebooks/bank_walk.py")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("1")
+
+    def ran():
+        before = len(runs)
+        found = [[cell.source for cell in get("bank_walk").cells] for get in (notebooks.executed, notebooks.read)]
+        assert found[0] == found[1]
+        assert len(list((tmp_path / "kept").iterdir())) == 1
+        return len(runs) - before
+
+    assert (ran(), ran()) == (1, 0)
+    for file in files:
+        file.write_text("2")
+        assert (ran(), ran()) == (1, 0)
+    files[0].rename(files[0].with_name("b.py"))
+    assert (ran(), ran()) == (1, 0)
+    (tmp_path / "README.md").write_text("no part of it")
+    assert ran() == 0
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    assert (ran(), ran()) == (1, 0)
+    for change in (["jax 99.0"], []):
+        monkeypatch.setattr(kept, "versions", lambda change=change: change)
+        assert (ran(), ran()) == (1, 0)
 
 
 @pytest.mark.parametrize("name", notebooks.names())

@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _demos import refusal
+from _demos import compiled_for_many_steps, refusal
 from _inputs import assert_close
 from matplotlib.image import imread
 from rich.cells import cell_len
 
 from jattn import heads, positions, reference
+
+pytestmark = pytest.mark.structure
 
 FOLDER = Path(__file__).parents[1] / "demos"
 sys.path.insert(0, str(FOLDER))
@@ -30,7 +32,8 @@ def arguments(*argv):
 def results(tmp_path_factory):
     """Of a shorter run than a reader of the page would start: the loss turns later."""
     out = tmp_path_factory.mktemp("clip")
-    return cli.evaluate(demo.compute, arguments("--seeds", 2, "--epochs", 4, "--out", out))
+    with compiled_for_many_steps():
+        return cli.evaluate(demo.compute, arguments("--seeds", 2, "--epochs", 4, "--out", out))
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +98,10 @@ def dense_loss(params, text):
     return value, *(jnp.stack(a) for a in zip(*seen, strict=True))
 
 
-@pytest.mark.structure
 def test_what_a_step_sees_is_the_definition(model):
     assert_close(jax.jit(training.loss)(*model)[1], dense_loss(*model), ulps=256)
 
 
-@pytest.mark.structure
 def test_the_clip_brings_each_head_to_the_threshold_and_leaves_the_others(model):
     params, text = model
     before = jax.jit(training.loss)(params, text)[1].max_logit
@@ -118,7 +119,6 @@ def test_the_clip_brings_each_head_to_the_threshold_and_leaves_the_others(model)
     jax.tree.map(np.testing.assert_array_equal, low, params)
 
 
-@pytest.mark.structure
 def test_a_pass_over_the_text_reads_each_letter_once():
     text = training.letters()
     steps = training.in_an_epoch(text)
@@ -160,7 +160,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.structure
 @pytest.mark.parametrize(("argv", "says"), REFUSED, ids=[" ".join(argv)[:15] for argv, _ in REFUSED])
 def test_bad_input_is_one_line_and_status_2(argv, says, monkeypatch, capsys):
     assert refusal(demo, argv, monkeypatch, capsys) == f"qk_clip.py: {says}\n"
