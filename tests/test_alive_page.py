@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.structure
 sys.path.insert(0, str(Path(__file__).parents[1] / "demos"))
 cli, demo, model, texts = (importlib.import_module(n) for n in ("_cli", "alive_page", "_next_word", "_corpus"))
 STEPS = 80
+SITE = (Path(__file__).parents[1] / "docs" / "live.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,31 @@ def test_the_weights_are_small_and_it_says_so(learned):
     json.dumps(r, allow_nan=False)
     for what in (f"{r['numbers']:,} numbers", "pairs of words", "held out", "the river and the", "kB are weights"):
         assert what in text
+
+
+def test_the_site_says_what_does_not_depend_on_the_training(learned):
+    r, _ = learned
+    n, pairs = r["sentences"], r["judged"]["pairs of words"]["held"]
+    for said in (
+        f"{n['train']} sentences; {n['held']} others",
+        f"a table of pairs of words: {pairs['loss']:.2f} |",
+        f"a table of pairs of words: {100 * pairs['right']:.0f} % |",
+        f"{r['numbers']:,} numbers, {4 * r['numbers'] / 1000:.0f} kB in float32",
+    ):
+        assert said in SITE
+
+
+@pytest.mark.exhaustive
+def test_the_site_says_what_a_whole_training_learned(tmp_path):
+    r = cli.evaluate(demo.compute, demo.arguments().parse_args(["--out", str(tmp_path)]))
+    held = r["judged"]["two layers"]["held"]
+    (loss,) = re.findall(r"\| loss of the next word, held out \| (.*?);", SITE)
+    (right,) = re.findall(r"\| next word right, held out \| (.*?) %;", SITE)
+    (size,) = re.findall(r"\| the file \| (.*?) kB", SITE)
+    # Processors round differently, and 400 steps of descent make more of it.
+    assert float(loss) == pytest.approx(held["loss"], abs=0.05)
+    assert float(right) == pytest.approx(100 * held["right"], abs=3)
+    assert float(size) == pytest.approx(r["bytes"] / 1000, abs=1)
 
 
 def test_pairs_are_counted():
