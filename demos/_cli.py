@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -70,6 +71,13 @@ def console() -> Console:
     seen = Console()
     width = min(max(seen.width, 80), 100) if seen.is_terminal else 80
     return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def progress() -> Progress:
+    """A bar on the terminal, which goes when it is done; elsewhere nothing."""
+    paper = Console(stderr=True)
+    paper.quiet = not sys.stderr.isatty()  # rich before 14.3 ends a bar that is disabled with an empty line
+    return Progress(console=paper, transient=True, disable=paper.quiet)
 
 
 def plain(x: Any) -> Any:

@@ -27,7 +27,6 @@ from _meanflow import FREE, HVP, NUDGE, WORK, W, by_difference, compiled, drawn,
 from jax import random
 from jax.flatten_util import ravel_pytree
 from rich.console import Console
-from rich.progress import Progress
 
 import jattn
 
@@ -77,7 +76,7 @@ def compute(args: argparse.Namespace) -> dict:
     p, *x = drawn(key, length, jnp.float32)
     engine, before = compiled(jattn.attention, p, p, *x), resident()
     losses, curvatures, seconds = [], [], {FREE: [], HVP: []}
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with _cli.progress() as bar:
         task = bar.add_task("", total=2 * steps)
 
         def timed(name: str, *given: Any) -> tuple:

@@ -11,7 +11,6 @@ import time
 
 import _cli
 from rich.console import Console
-from rich.progress import Progress
 
 from jattn import lab
 
@@ -28,9 +27,8 @@ def arguments() -> argparse.ArgumentParser:
 def compute(args: argparse.Namespace) -> dict:
     wanted = [f for f in lab.RESULTS if args.only in (None, f.__name__)]
     found = []
-    paper = Console(stderr=True)
-    with Progress(console=paper, transient=True, disable=not paper.is_terminal) as progress:
-        for reproduce in progress.track(wanted, description="reproducing"):
+    with _cli.progress() as bar:
+        for reproduce in bar.track(wanted, description="reproducing"):
             begun = time.perf_counter()
             r = reproduce(args.seed)
             spent = time.perf_counter() - begun
