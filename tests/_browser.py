@@ -81,7 +81,7 @@ def visits(browser, folder):
         context = browser.new_context(**({"viewport": {"width": 1100, "height": 800}} | how))
         opened.append(context)
         view = context.new_page()
-        view.set_default_timeout(8000)
+        view.set_default_timeout(30_000)
         view.seen, view.downloads = [], getattr(browser, "downloads", None)
         url = (folder / name).as_uri()
         view.on("request", lambda r: r.url.split("#")[0] in (url, "data:,") or view.seen.append(r.url))
@@ -122,8 +122,8 @@ def until(view, what):
 
 
 def soon(view, holds, what="what was waited for"):
-    """What is true now or within eight seconds: an event reaches the test after what caused it."""
-    for _ in range(160):
+    """What is true now or within thirty seconds: an event reaches the test after what caused it."""
+    for _ in range(600):
         if found := holds():
             return found
         view.wait_for_timeout(50)

@@ -265,7 +265,8 @@ def test_without_scripts_every_step_is_listed(visit, folder):
 def test_in_a_frame_it_leaves_the_page_around_it_alone(visit, folder):
     frame = page.story(PARTS, STEPS)._repr_html_()
     (folder / "notebook.html").write_text(
-        f"<!DOCTYPE html><title>x</title><p style='height: 900px'></p>{frame}", encoding="utf-8"
+        f"<!DOCTYPE html><meta charset='windows-1252'><title>x</title><p style='height: 900px'></p>{frame}",
+        encoding="utf-8",
     )
     view = visit("notebook.html")
     inner = view.frames[1]

@@ -91,9 +91,13 @@ def _escaped(text: str) -> str:
 
 
 def frame(page: str, name: str) -> str:
-    """An HTML document within another, which it leaves alone; it makes itself as high as what it shows."""
+    """An HTML document within another, which it leaves alone; it makes itself as high as what it shows.
+
+    In ASCII alone: read in another encoding than UTF-8 its script would be another one than its policy allows.
+    """
     style = "width: 100%; height: 30rem; border: 0"
-    return f'<iframe srcdoc="{html.escape(page)}" title="{html.escape(name)}" style="{style}"></iframe>'
+    frame = f'<iframe srcdoc="{html.escape(page)}" title="{html.escape(name)}" style="{style}"></iframe>'
+    return frame.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def _hash(text: str) -> str:
