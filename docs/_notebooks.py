@@ -67,6 +67,14 @@ def shown(output, alt):
     return data["text/html"] if "text/html" in data else f"<pre>{html.escape(data['text/plain'])}</pre>"
 
 
+def colab(name):
+    """Where Colab opens a notebook: on the branch of the site in the repository that publishes it."""
+    host, _, repository = os.environ.get("JATTN_REPOSITORY", "").partition("github.com/")
+    if host != "https://":  # Colab knows no other
+        return "in Colab where it is uploaded"
+    return f"[in Colab](https://colab.research.google.com/github/{repository}/blob/gh-pages/notebooks/{name}.ipynb)"
+
+
 def page(notebook, name):
     """The Markdown of a page, and the HTML that stands in it for each `<div id="output-…">`, in their order."""
     text, outputs = [], []
@@ -79,7 +87,7 @@ def page(notebook, name):
             text.append(f'<div class="output" id="output-{len(outputs)}"></div>')
             outputs.append("".join(shown(output, cell.metadata.get("alt")) for output in found))
     head, *rest = text
-    told = f"[This notebook]({name}.ipynb) opens in Jupyter, and in Colab where it is uploaded."
+    told = f"[This notebook]({name}.ipynb) opens in Jupyter, and {colab(name)}."
     if missing(name):
         told += f" It was not run where this site was built: {', '.join(missing(name))} not installed."
     return "\n\n".join([head, told, *rest]), outputs

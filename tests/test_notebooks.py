@@ -87,6 +87,16 @@ def test_a_notebook_is_installed_by_one_line_and_begins_with_its_name(name):
     assert "pip install" in code[0].source
 
 
+@pytest.mark.parametrize("name", notebooks.names())
+def test_a_published_notebook_opens_in_colab(name, monkeypatch):
+    notebook = notebooks.read(name)
+    monkeypatch.delenv("JATTN_REPOSITORY", raising=False)
+    assert "in Colab where it is uploaded" in notebooks.page(notebook, name)[0]
+    monkeypatch.setenv("JATTN_REPOSITORY", "https://github.com/someone/jattn")
+    at = f"https://colab.research.google.com/github/someone/jattn/blob/gh-pages/notebooks/{name}.ipynb"
+    assert f"[in Colab]({at})" in notebooks.page(notebook, name)[0]
+
+
 def test_six_notebooks_are_found():
     assert len(notebooks.names()) == 6
 
