@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly mistakes core nightly constraints browser \
-        bench measure compile compile-all compilers check coverage audit docs site dist lint clean
+        bench measure compile compile-all compilers check coverage shapes audit docs site dist lint clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -32,6 +32,7 @@ help:
 	@echo "make docs    the site, in build/docs"
 	@echo "make dist    what is published: sdist and wheel, checked"
 	@echo "make coverage   the lines and branches of jattn/ that the tests run"
+	@echo "make shapes     the tests, with every annotated type and shape of jattn/ checked on the way"
 	@echo "make audit   known vulnerabilities and licences of what jattn needs"
 	@echo "make check   format, lint and types, then make test"
 	@echo "make clean   remove the environments, and what the demos, the site and the builds left"
@@ -67,6 +68,10 @@ test-all: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
 
 coverage: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
 	@$(PYTEST) tests --cov=jattn --cov-branch --cov-report=term-missing:skip-covered
+
+# As EXAMPLES, for the tests: what they have refused is asked of the package, not of its annotations.
+shapes: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+	@PYTHONPATH=tests:$$PYTHONPATH $(PYTEST) -p _checked_shapes tests --jaxtyping-packages=jattn,_checked_shapes.checked
 
 # Mistakes planted one by one into a copy, each of which `make test` must notice.
 mistakes: $(VENV)/.ready-dev $(VENV)/.torch

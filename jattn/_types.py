@@ -19,35 +19,39 @@ import jax
 import numpy as np
 import numpy.typing as npt
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Integer
 
 if TYPE_CHECKING:  # chex has no py.typed: of its names, checkers would know nothing
     Numeric: TypeAlias = jax.Array | np.ndarray[Any, Any] | np.generic | float
-    PRNGKey: TypeAlias = jax.Array
     ArrayTree: TypeAlias = Any  # checkers know no pytrees
     FloatOfPairs: TypeAlias = ArrayLike
     BoolOfPairs: TypeAlias = ArrayLike
 else:
-    from chex import Numeric, PRNGKey
+    from chex import Numeric
     from jaxtyping import PyTree as ArrayTree
 
     # What broadcasts to [T, S]: to checkers one and the same array.
     FloatOfPairs = Float[ArrayLike, ""] | Float[ArrayLike, "#S"] | Float[ArrayLike, "#T #S"]
     BoolOfPairs = Bool[ArrayLike, ""] | Bool[ArrayLike, "#S"] | Bool[ArrayLike, "#T #S"]
 
-Queries: TypeAlias = Float[Array, "T D"]
-Keys: TypeAlias = Float[Array, "S D"]
-Values: TypeAlias = Float[Array, "S Dv"]
+AnyArray: TypeAlias = Array | np.ndarray
+"""An array of JAX or of NumPy, unlike ArrayLike no number."""
+
+Queries: TypeAlias = Float[AnyArray, "T D"]
+Keys: TypeAlias = Float[AnyArray, "S D"]
+Values: TypeAlias = Float[AnyArray, "S Dv"]
 Out: TypeAlias = Float[Array, "T Dv"]
 Lse: TypeAlias = Float[Array, " T"]
 Pairs: TypeAlias = Float[Array, "T S"]
 Allowed: TypeAlias = Bool[Array, "T S"]
-QPositions: TypeAlias = Int[Array, " T"]
-KPositions: TypeAlias = Int[Array, " S"]
+QPositions: TypeAlias = Integer[ArrayLike, " T"]
+KPositions: TypeAlias = Integer[ArrayLike, " S"]
 Partial: TypeAlias = tuple[Float[Array, "*B Dv"], Float[Array, "*B"]]
 
 NumPyArrayLike: TypeAlias = npt.ArrayLike
 """Whatever NumPy reads as an array: one of NumPy, JAX or PyTorch, a number, or nested sequences of these."""
+PRNGKey: TypeAlias = AnyArray
+"""A key of jax.random: typed, or two numbers of uint32."""
 AxisName: TypeAlias = Hashable
 """Of a mesh axis, or a tuple of them, as jax.lax.psum takes it."""
 
@@ -56,6 +60,7 @@ ScoreModifier: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array
 
 __all__ = [
     "Allowed",
+    "AnyArray",
     "Array",
     "ArrayLike",
     "ArrayTree",
@@ -65,7 +70,7 @@ __all__ = [
     "DTypeLike",
     "Float",
     "FloatOfPairs",
-    "Int",
+    "Integer",
     "KPositions",
     "Keys",
     "Lse",

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks, reference
-from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Int, Numeric, PRNGKey, ScoreModifier
+from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Integer, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.engine.attend import attend
 from jattn.masks import Mask
@@ -30,8 +30,8 @@ class SharedOptions(TypedDict, total=False):
 class AttentionOptions(SharedOptions, total=False):
     """The options of `attention` but return_lse."""
 
-    q_positions: Int[ArrayLike, " T"] | None
-    k_positions: Int[ArrayLike, " S"] | None
+    q_positions: Integer[ArrayLike, " T"] | None
+    k_positions: Integer[ArrayLike, " S"] | None
 
 
 @overload
@@ -62,8 +62,8 @@ def attention(
     bias: FloatOfPairs | None = None,
     sink: Numeric | None = None,
     scale: Numeric | None = None,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
     return_lse: bool = False,
     dropout_rate: Numeric = 0.0,
     dropout_key: PRNGKey | None = None,
@@ -147,8 +147,8 @@ def explain(
     score: ScoreModifier | None = None,
     bias: FloatOfPairs | None = None,
     scale: Numeric | None = None,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
 ) -> Steps:
     """Every intermediate of `attention`, in the order in which it is computed.
 
@@ -189,14 +189,14 @@ def weights_of(
     q: Float[ArrayLike, "T D"],
     k: Float[ArrayLike, "S D"],
     lse: Float[ArrayLike, " T"],
-    rows: Int[ArrayLike, " R"] | None = None,
+    rows: Integer[ArrayLike, " R"] | None = None,
     *,
     mask: Mask | BoolOfPairs | None = None,
     score: ScoreModifier | None = None,
     bias: FloatOfPairs | None = None,
     scale: Numeric | None = None,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
 ) -> Float[Array, "R S"]:
     """The attention weights of chosen queries, recomputed from their log-sum-exp.
 

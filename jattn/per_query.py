@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, reference
-from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Int, Numeric, ScoreModifier
+from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Integer, Numeric, ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.engine.attend import make_plan
 from jattn.engine.batching import batched_call
@@ -27,9 +27,9 @@ def statistics(
     bias: FloatOfPairs | None = None,
     sink: Numeric | None = None,
     scale: Numeric | None = None,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
-    groups: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
+    groups: Integer[ArrayLike, " S"] | None = None,
     num_groups: int | None = None,
     tile: tuple[int, int] | None = None,
 ) -> Statistics:
@@ -136,10 +136,10 @@ def top_keys(
     score: ScoreModifier | None = None,
     bias: FloatOfPairs | None = None,
     scale: Numeric | None = None,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
     tile: tuple[int, int] | None = None,
-) -> tuple[Int[Array, "T n"], Float[Array, "T n"]]:
+) -> tuple[Integer[Array, "T n"], Float[Array, "T n"]]:
     """The n keys with the largest logits of each query, and these logits, found tile by tile.
 
         l_ts = score(scale · ⟨q_t, k_s⟩, t, s) + bias_ts     where mask_ts, −∞ elsewhere

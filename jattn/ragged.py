@@ -1,5 +1,6 @@
 """Sequences of any lengths one after another, without padding: attention within each, over heads."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import Array, ArrayLike, Float, Numeric, PRNGKey, ScoreModifier
+from jattn._types import Array, ArrayLike, Float, Integer, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.engine.attend import attend
 from jattn.masks import Mask
@@ -18,13 +19,13 @@ _CALLER = "ragged_attention"
 class RaggedAttentionOptions(TypedDict, total=False):
     """The options of `ragged_attention` but return_lse."""
 
-    k_starts: ArrayLike | None
+    k_starts: Integer[ArrayLike, " ends"] | Sequence[int] | None
     mask: Mask | None
     score: ScoreModifier | None
-    sink: ArrayLike | None
+    sink: Float[ArrayLike, "#H"] | Numeric | None
     scale: Numeric | None
-    q_positions: ArrayLike | None
-    k_positions: ArrayLike | None
+    q_positions: Integer[ArrayLike, " T"] | None
+    k_positions: Integer[ArrayLike, " S"] | None
     dropout_rate: Numeric
     dropout_key: PRNGKey | None
     tile: tuple[int, int] | None
@@ -33,37 +34,37 @@ class RaggedAttentionOptions(TypedDict, total=False):
 
 @overload
 def ragged_attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    starts: ArrayLike,
+    q: Float[ArrayLike, "T H D"],
+    k: Float[ArrayLike, "S Hkv D"],
+    v: Float[ArrayLike, "S Hkv Dv"],
+    starts: Integer[ArrayLike, " ends"] | Sequence[int],
     *,
     return_lse: Literal[False] = ...,
     **options: Unpack[RaggedAttentionOptions],
 ) -> Float[Array, "T H Dv"]: ...
 @overload
 def ragged_attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    starts: ArrayLike,
+    q: Float[ArrayLike, "T H D"],
+    k: Float[ArrayLike, "S Hkv D"],
+    v: Float[ArrayLike, "S Hkv Dv"],
+    starts: Integer[ArrayLike, " ends"] | Sequence[int],
     *,
     return_lse: Literal[True],
     **options: Unpack[RaggedAttentionOptions],
 ) -> tuple[Float[Array, "T H Dv"], Float[Array, "T H"]]: ...
 def ragged_attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    starts: ArrayLike,
+    q: Float[ArrayLike, "T H D"],
+    k: Float[ArrayLike, "S Hkv D"],
+    v: Float[ArrayLike, "S Hkv Dv"],
+    starts: Integer[ArrayLike, " ends"] | Sequence[int],
     *,
-    k_starts: ArrayLike | None = None,
+    k_starts: Integer[ArrayLike, " ends"] | Sequence[int] | None = None,
     mask: Mask | None = None,
     score: ScoreModifier | None = None,
-    sink: ArrayLike | None = None,
+    sink: Float[ArrayLike, "#H"] | Numeric | None = None,
     scale: Numeric | None = None,
-    q_positions: ArrayLike | None = None,
-    k_positions: ArrayLike | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
     return_lse: bool = False,
     dropout_rate: Numeric = 0.0,
     dropout_key: PRNGKey | None = None,

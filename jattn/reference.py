@@ -24,10 +24,10 @@ from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn._types import (
     Array,
     ArrayLike,
-    Bool,
+    BoolOfPairs,
     Float,
     FloatOfPairs,
-    Int,
+    Integer,
     Keys,
     KPositions,
     Lse,
@@ -81,7 +81,7 @@ def steps(
     k: Keys,
     v: Values,
     *,
-    mask: Bool[ArrayLike, "T S"] | None = None,
+    mask: BoolOfPairs | None = None,
     score: ScoreModifier | None = None,
     bias: FloatOfPairs | None = None,
     sink: Numeric | None = None,
@@ -95,7 +95,7 @@ def steps(
 
     Args:
       q: [T, D]. k: [S, D]. v: [S, Dv].
-      mask: booleans [T, S], True where a pair is allowed; None allows all.
+      mask: booleans, broadcastable to [T, S], True where a pair is allowed; None allows all.
       score: f(score, q_position, k_position) -> score, on scalars.
       bias: added to the scores, broadcastable to [T, S].
       sink: a logit that joins the denominator and has no value, broadcastable to [T].
@@ -117,6 +117,7 @@ def steps(
       >>> print((100 * s.weights).round())
       [[49. 28. 24.]]
     """
+    q, k, v = map(jnp.asarray, (q, k, v))
     T, S, D = *q.shape[:1], *k.shape
     dtype = wide(q, k, v)
     allowed = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))
@@ -130,8 +131,8 @@ def steps(
     scores = jnp.where(nonfinite, jnp.nan, q @ k.T)
     scaled = (q * scale) @ k.T
     if score is not None:
-        t = jnp.arange(T) if q_positions is None else q_positions
-        s = jnp.arange(S) if k_positions is None else k_positions
+        t = jnp.arange(T) if q_positions is None else jnp.asarray(q_positions)
+        s = jnp.arange(S) if k_positions is None else jnp.asarray(k_positions)
         over_keys = jax.vmap(score, (0, None, 0))
         scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(allowed, scaled, 0), t, s).astype(dtype)
     if bias is not None:
@@ -175,7 +176,7 @@ def attention(q: Queries, k: Keys, v: Values, **options: object) -> tuple[Out, L
 
 
 def statistics(
-    q: Queries, k: Keys, *, groups: Int[Array, " S"] | None = None, num_groups: int = 0, **options: object
+    q: Queries, k: Keys, *, groups: Integer[ArrayLike, " S"] | None = None, num_groups: int = 0, **options: object
 ) -> Statistics:
     """What is measured of each query's logits and weights: the definition of `jattn.statistics`.
 
@@ -212,7 +213,7 @@ def statistics(
     effective_keys = jnp.where(none, 0, jnp.exp(entropy))
     sink = jnp.asarray(-jnp.inf if options.get("sink") is None else options["sink"], lse.dtype)
     sink_weight = jnp.exp(sink - finite_or_zero(lse))
-    groups = jnp.full(k.shape[0], -1, jnp.int32) if groups is None else groups
+    groups = jnp.full(k.shape[0], -1, jnp.int32) if groups is None else jnp.asarray(groups)
     members = groups[:, None] == jnp.arange(num_groups, dtype=groups.dtype)[None]
     group_weights = weights @ members.astype(lse.dtype)
     return Statistics(max_logit, lse, entropy, mean_logit, effective_keys, sink_weight, group_weights)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, Int
+from jattn._types import Array, ArrayLike, Float, Integer
 from jattn.arguments.heads import per_row
 from jattn.cache._buffers import NEVER, Ring
 from jattn.cache._pages import Paged
@@ -22,8 +22,8 @@ def append(
     k: Float[ArrayLike, "B Hkv T D"],
     v: Float[ArrayLike, "B Hkv T Dv"],
     *,
-    lengths: Int[ArrayLike, " B"] | None = None,
-    positions: Int[ArrayLike, "B T"] | None = None,
+    lengths: Integer[ArrayLike, " B"] | None = None,
+    positions: Integer[ArrayLike, "B T"] | None = None,
 ) -> C:
     """The cache with T more tokens in each row: a prompt, or one step of decoding.
 
@@ -108,7 +108,7 @@ def append(
     return dataclasses.replace(room, store=store, length=stop, next=following)  # type: ignore[return-value]
 
 
-def next_positions(cache: Cache, T: int = 1) -> Int[Array, "B T"]:
+def next_positions(cache: Cache, T: int = 1) -> Integer[Array, "B T"]:
     """The positions that the next T tokens of each row will take, for rotary embeddings before `append`.
 
     Args:
@@ -132,7 +132,7 @@ def next_positions(cache: Cache, T: int = 1) -> Int[Array, "B T"]:
     return cache.next[:, None] + jnp.arange(_errors.count(caller, "T", T), dtype=jnp.int32)[None]
 
 
-def free(cache: C, rows: Int[ArrayLike, " R"]) -> C:
+def free(cache: C, rows: Integer[ArrayLike, " R"]) -> C:
     """The cache with these rows emptied, and their pages, as far as no other row has them, there to be taken again.
 
     Args:

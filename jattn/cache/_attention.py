@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import Array, ArrayLike, Float, Int, Numeric, Partial, ScoreModifier
+from jattn._types import Array, ArrayLike, Float, Integer, Numeric, Partial, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
 from jattn.cache._decode import CacheQueries, decode, prefill
@@ -25,8 +25,8 @@ class CacheAttentionOptions(TypedDict, total=False):
     score: ScoreModifier | None
     sink: Float[ArrayLike, "*H"] | None
     scale: Numeric | None
-    lengths: Int[ArrayLike, " B"] | None
-    q_positions: Int[ArrayLike, "B T"] | None
+    lengths: Integer[ArrayLike, " B"] | None
+    q_positions: Integer[ArrayLike, "B T"] | None
 
 
 @overload
@@ -53,8 +53,8 @@ def attention(
     score: ScoreModifier | None = None,
     sink: Float[ArrayLike, "*H"] | None = None,
     scale: Numeric | None = None,
-    lengths: Int[ArrayLike, " B"] | None = None,
-    q_positions: Int[ArrayLike, "B T"] | None = None,
+    lengths: Integer[ArrayLike, " B"] | None = None,
+    q_positions: Integer[ArrayLike, "B T"] | None = None,
     return_lse: bool = False,
 ) -> Float[Array, "B H T Dv"] | tuple[Float[Array, "B H T Dv"], Float[Array, "B H T"]]:
     """Attention of T queries in each row over the tokens that the row holds.
@@ -135,8 +135,8 @@ def cascade(
     score: ScoreModifier | None = None,
     sink: Float[ArrayLike, "*H"] | None = None,
     scale: Numeric | None = None,
-    lengths: Int[ArrayLike, " B"] | None = None,
-    q_positions: Int[ArrayLike, "B T"] | None = None,
+    lengths: Integer[ArrayLike, " B"] | None = None,
+    q_positions: Integer[ArrayLike, "B T"] | None = None,
     return_lse: bool = False,
 ) -> Float[Array, "B H T Dv"] | tuple[Float[Array, "B H T Dv"], Float[Array, "B H T"]]:
     """Attention of B rows over one prefix that all have in common, and over what each has of its own.

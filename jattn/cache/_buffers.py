@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Bool, DTypeLike, Int
+from jattn._types import Array, Bool, DTypeLike, Integer
 from jattn._values import static, value
 from jattn.cache._store import Cache, empty
 
@@ -16,7 +16,7 @@ NEVER = int(jnp.iinfo(jnp.int32).min)
 class _OnePage(Cache):
     """Each row has one page, and every page number means that one."""
 
-    def pages(self, numbers: Int[Array, "B J"]) -> Int[Array, "B J"]:
+    def pages(self, numbers: Integer[Array, "B J"]) -> Integer[Array, "B J"]:
         return jnp.broadcast_to(jnp.arange(numbers.shape[0], dtype=jnp.int32)[:, None], numbers.shape)
 
 
@@ -24,7 +24,7 @@ class _OnePage(Cache):
 class Contiguous(_OnePage):
     """See `contiguous`."""
 
-    def admit(self, n: Int[Array, " B"]) -> tuple[Cache, Int[Array, " B"]]:
+    def admit(self, n: Integer[Array, " B"]) -> tuple[Cache, Integer[Array, " B"]]:
         fits = self.length + n <= self.capacity
         return dataclasses.replace(self, full=self.full | ~fits), jnp.where(fits, n, 0)
 
@@ -33,14 +33,14 @@ class Contiguous(_OnePage):
 class Ring(_OnePage):
     """See `ring`."""
 
-    gone: Int[Array, " B"]
+    gone: Integer[Array, " B"]
     """The highest position of a token that each row has let go."""
     window: int = static()
 
-    def admit(self, n: Int[Array, " B"]) -> tuple[Cache, Int[Array, " B"]]:
+    def admit(self, n: Integer[Array, " B"]) -> tuple[Cache, Integer[Array, " B"]]:
         return self, n
 
-    def written(self, n: Int[Array, " B"], positions: Int[Array, "B T"]) -> Cache:
+    def written(self, n: Integer[Array, " B"], positions: Integer[Array, "B T"]) -> Cache:
         C, T = self.store.C, positions.shape[1]
         held = jnp.minimum(self.length, C)
         leaving = jnp.clip(held + n - C, 0, held)  # the oldest of those that are held,
@@ -53,7 +53,7 @@ class Ring(_OnePage):
         new = jnp.where(never_held, positions, NEVER).max(1)
         return dataclasses.replace(self, gone=jnp.maximum(self.gone, jnp.maximum(old, new)))
 
-    def lost(self, q_positions: Int[Array, "B T"]) -> Bool[Array, "B T"] | None:
+    def lost(self, q_positions: Integer[Array, "B T"]) -> Bool[Array, "B T"] | None:
         return self.gone[:, None] > jnp.maximum(q_positions, NEVER + self.window) - self.window
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jattn import masks
 from jattn._numerics import zero_nonfinite_rows
-from jattn._types import Array, Bool, Float, Int, Partial
+from jattn._types import Array, Bool, Float, Integer, Partial
 from jattn.arguments.heads import vmap_heads
 from jattn.cache._pages import Paged
 from jattn.cache._store import Cache, Store, slots
@@ -22,7 +22,7 @@ class CacheQueries(NamedTuple):
     """Queries in the heads of the cache, and their options."""
 
     q: Float[Array, "B Hkv G T D"]
-    positions: Int[Array, "B T"]
+    positions: Integer[Array, "B T"]
     filled: Bool[Array, "B T"] | None
     sink: Float[Array, "Hkv G"] | None
     scale: Float[Array, ""]
@@ -34,8 +34,8 @@ class CacheQueries(NamedTuple):
 class ChunkRow(NamedTuple):
     """One row of the batch in one chunk: what its queries and its tokens are, but for the heads."""
 
-    q_positions: Int[Array, " T"]
-    k_positions: Int[Array, " C"]
+    q_positions: Integer[Array, " T"]
+    k_positions: Integer[Array, " C"]
     allowed: Bool[Array, "T C"]
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, DTypeLike, Int
+from jattn._types import Array, ArrayLike, DTypeLike, Integer
 from jattn._values import value
 from jattn.cache._buffers import _counters
 from jattn.cache._store import Cache, empty
@@ -23,18 +23,18 @@ from jattn.cache._validate import known, rows_of, shape_of
 class Paged(Cache):
     """See `paged`."""
 
-    table: Int[Array, "B M"]
+    table: Integer[Array, "B M"]
     """Where the pages of each row lie, in order; −1 where it has none."""
 
     @property
     def capacity(self) -> int:
         return self.table.shape[1] * self.store.C
 
-    def pages(self, numbers: Int[Array, "B J"]) -> Int[Array, "B J"]:
+    def pages(self, numbers: Integer[Array, "B J"]) -> Integer[Array, "B J"]:
         own = jnp.take_along_axis(self.table, jnp.minimum(numbers, self.table.shape[1] - 1), 1)
         return jnp.maximum(own, 0)
 
-    def admit(self, n: Int[Array, " B"]) -> tuple[Cache, Int[Array, " B"]]:
+    def admit(self, n: Integer[Array, " B"]) -> tuple[Cache, Integer[Array, " B"]]:
         have, want = (-(-x // self.store.C) for x in (self.length, self.length + n))
         short = want > self.table.shape[1]
         need = jnp.where(short, 0, want - have)
@@ -48,7 +48,7 @@ class Paged(Cache):
         return dataclasses.replace(self, table=table, full=self.full | ~fits), jnp.where(fits, n, 0)
 
 
-def free_pages(table: Int[Array, "B M"], N: int) -> tuple[Int[Array, " N"], Int[Array, ""]]:
+def free_pages(table: Integer[Array, "B M"], N: int) -> tuple[Integer[Array, " N"], Integer[Array, ""]]:
     """(the numbers of the pages, those that no row has first; how many these are)."""
     used = jnp.zeros((N,), bool).at[jnp.where(table < 0, N, table)].set(True, mode="drop")
     return jnp.argsort(used, stable=True).astype(jnp.int32), (~used).sum(dtype=jnp.int32)
@@ -114,7 +114,7 @@ def paged(
     return Paged(empty(caller, N, C, Hkv, D, Dv, dtype), *_counters(caller, B, start), table)
 
 
-def share(cache: Paged, source: Int[ArrayLike, ""], targets: Int[ArrayLike, " R"]) -> Paged:
+def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLike, " R"]) -> Paged:
     """The cache in which other rows begin as the row `source`, with its whole pages in common.
 
     What the targets held is given back. The page that the source has begun to fill is copied, one for each target, so

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Bool, Float, Int
+from jattn._types import Array, Bool, Float, Integer
 from jattn._values import value
 
 
@@ -18,14 +18,14 @@ from jattn._values import value
 class Store:
     """N pages of C slots, or, with rows and tokens in their place, B · T tokens to be written there."""
 
-    k: Float[Array, "N Hkv C D"] | Int[Array, "N Hkv C D"]
-    v: Float[Array, "N Hkv C Dv"] | Int[Array, "N Hkv C Dv"]
+    k: Float[Array, "N Hkv C D"] | Integer[Array, "N Hkv C D"]
+    v: Float[Array, "N Hkv C Dv"] | Integer[Array, "N Hkv C Dv"]
     k_scale: Float[Array, "N Hkv C"] | None
     """What the bytes of k are multiplied by; None where k is not kept in bytes."""
     v_scale: Float[Array, "N Hkv C"] | None
     nonfinite: Bool[Array, "N Hkv C"]
     """Which tokens had a NaN or an infinity in k or v: kept as zeros, they make the queries that attend them NaN."""
-    positions: Int[Array, "N C"]
+    positions: Integer[Array, "N C"]
 
     @property
     def C(self) -> int:  # noqa: N802
@@ -37,26 +37,26 @@ class Cache:
     """What all caches have in common. `length`, `next` and `full` are there to be read."""
 
     store: Store
-    length: Int[Array, " B"]
+    length: Integer[Array, " B"]
     """How many tokens each row was given."""
-    next: Int[Array, " B"]
+    next: Integer[Array, " B"]
     """The position of the token that comes next."""
     full: Bool[Array, " B"]
     """Rows that were refused tokens inside jit, for want of room. Attention of such a row is NaN."""
 
-    def pages(self, numbers: Int[Array, "B J"]) -> Int[Array, "B J"]:
+    def pages(self, numbers: Integer[Array, "B J"]) -> Integer[Array, "B J"]:
         """Where the pages with these numbers lie in the store."""
         raise NotImplementedError
 
-    def admit(self, n: Int[Array, " B"]) -> tuple["Cache", Int[Array, " B"]]:
+    def admit(self, n: Integer[Array, " B"]) -> tuple["Cache", Integer[Array, " B"]]:
         """Makes room for n more tokens in each row; (the cache, how many each row may write: n or 0)."""
         raise NotImplementedError
 
-    def written(self, n: Int[Array, " B"], positions: Int[Array, "B T"]) -> "Cache":
+    def written(self, n: Integer[Array, " B"], positions: Integer[Array, "B T"]) -> "Cache":
         """Takes note of tokens that will be lost when n tokens with these positions are written."""
         return self
 
-    def lost(self, q_positions: Int[Array, "B T"]) -> Bool[Array, "B T"] | None:
+    def lost(self, q_positions: Integer[Array, "B T"]) -> Bool[Array, "B T"] | None:
         """Which queries should see tokens that are no longer there; None where that cannot be."""
         return None
 
@@ -84,7 +84,7 @@ def empty(caller: str, N: int, C: int, Hkv: Any, D: Any, Dv: Any, dtype: Any) ->
     return Store(k, v, scale, other, jnp.zeros((N, Hkv, C), bool), jnp.zeros((N, C), jnp.int32))
 
 
-def quantised(x: Float[Array, "*n D"]) -> tuple[Int[Array, "*n D"], Float[Array, "*n"]]:
+def quantised(x: Float[Array, "*n D"]) -> tuple[Integer[Array, "*n D"], Float[Array, "*n"]]:
     """Vectors as whole numbers from −127 to 127 and one scale each, as caches in int8 keep them.
 
         scale = max_i |x_i| / 127,    |x_i − scale · bytes_i| ≤ scale / 2
@@ -143,10 +143,10 @@ def tokens(store: Store, k: jax.Array, v: jax.Array, positions: jax.Array) -> St
 def write(
     store: Store,
     new: Store,
-    pages: Int[Array, "B J"],
-    first: Int[Array, " B"],
-    begin: Int[Array, " B"],
-    stop: Int[Array, " B"],
+    pages: Integer[Array, "B J"],
+    first: Integer[Array, " B"],
+    begin: Integer[Array, " B"],
+    stop: Integer[Array, " B"],
 ) -> Store:
     """The store with the tokens of numbers begin ≤ n < stop in place; `new` holds those from `first` on.
 

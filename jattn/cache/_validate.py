@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Int
+from jattn._types import Array, Integer
 from jattn.cache._store import Cache
 
 
@@ -20,7 +20,7 @@ def shape_of(caller: str, cache: Any, name: str = "cache") -> tuple[int, int, in
     return cache.length.shape[0], Hkv, D, Dv
 
 
-def rows_of(caller: str, name: str, x: Any) -> Int[Array, " R"]:
+def rows_of(caller: str, name: str, x: Any) -> Integer[Array, " R"]:
     """Numbers of rows."""
     x = _errors.array(caller, name, x)
     remedy = "Pass numbers of rows, as in jax.numpy.array([2])."

@@ -13,6 +13,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb, to_rgba
@@ -150,7 +151,7 @@ def longest(names: Sequence[str], size: float) -> float:
     return width(max(names, key=len, default=""), size)
 
 
-def extent(ax: Axes) -> tuple[float, float]:
+def extent(ax: Artist) -> tuple[float, float]:
     """How wide and high axes are before their labels are laid out, in points."""
     box, dpi = ax.get_window_extent(), ax.get_figure(root=True).dpi  # type: ignore[union-attr]
     return box.width * 72 / dpi, box.height * 72 / dpi

@@ -24,34 +24,36 @@ Read: TypeAlias = Callable[..., tuple[jax.Array, ...]]
 class Diagnostics:
     """One moment of one query among its keys. No one of these numbers tells the story alone.
 
+    Of a run, each array has the frames as its first axis.
+
     r is the target, k̄ = Σ_s p_s k_s the mean key that the query attends, u the max-margin direction.
     """
 
-    q: Float[Array, " D"]
-    k: Float[Array, "S D"]
-    weights: Float[Array, " S"]
-    loss: Float[Array, ""]
-    p: Float[Array, ""]
+    q: Float[Array, "*n D"]
+    k: Float[Array, "*n S D"]
+    weights: Float[Array, "*n S"]
+    loss: Float[Array, "*n"]
+    p: Float[Array, "*n"]
     """p_r, the target's weight."""
-    lead: Float[Array, ""]
+    lead: Float[Array, "*n"]
     """q·(k_r − k̄): by how much the target's score leads the mean score."""
-    cos_key: Float[Array, ""]
+    cos_key: Float[Array, "*n"]
     """cos(q, k_r); 0 where one of them is 0."""
-    cos_margin: Float[Array, ""]
+    cos_margin: Float[Array, "*n"]
     """cos(q, u); 0 where no direction separates."""
-    norm: Float[Array, ""]
+    norm: Float[Array, "*n"]
     """|q|."""
-    margin: Float[Array, ""]
+    margin: Float[Array, "*n"]
     """min over j ≠ r of q·(k_r − k_j) / |q|: at most `widest`; 0 where q is 0."""
-    widest: Float[Array, ""]
+    widest: Float[Array, "*n"]
     """γ, the margin of u; 0 where the target lies in the hull of the others."""
-    direction: Float[Array, " D"]
+    direction: Float[Array, "*n D"]
     """u."""
-    pulls: Float[Array, "S D"]
+    pulls: Float[Array, "*n S D"]
     """What each key contributes to −dL/dq, in closed form."""
-    dq: Float[Array, " D"]
+    dq: Float[Array, "*n D"]
     """dL/dq, by jax.grad."""
-    dk: Float[Array, "S D"]
+    dk: Float[Array, "*n S D"]
     """dL/dk, by jax.grad, the values held."""
     conserved: Tree
     """What a gradient flow conserves; None where nothing was named."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Float, Int, Keys
+from jattn._types import Array, Float, Integer, Keys
 
 
 class Margin(NamedTuple):
@@ -20,7 +20,7 @@ class Margin(NamedTuple):
     """The dual: weights ≥ 0 on the rivals, summing to one, with γ u = Σ_j support_j (k_r − k_j)."""
 
 
-def max_margin(keys: Keys, target: Int[Array, ""] | int) -> Margin:
+def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
     """The direction that separates one key from all others by the widest margin.
 
         u = argmax over |u| = 1 of γ(u) = min_{j≠r} u·(k_r − k_j)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Float, Keys, Numeric, Queries
+from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries
 
 
 def entropy(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
@@ -83,7 +83,7 @@ def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Arr
     return jnp.max((q * jnp.asarray(c, q.dtype)) @ k.T, initial=-jnp.inf)
 
 
-def rollout(weights: Float[Array, "L T T"], *, residual: Numeric = 0.5) -> Float[Array, "T T"]:
+def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> Float[Array, "T T"]:
     """How much of each input reaches each position, if every layer mixed tokens by its weights alone.
 
         R = Π_l ((1 − r) A_l + r I),  the last layer leftmost

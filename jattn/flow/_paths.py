@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jattn import _errors
-from jattn._types import Array, ArrayTree, Float, Int
+from jattn._types import Array, ArrayTree, Float, Integer
 from jattn._values import pytree
 
 Tree: TypeAlias = ArrayTree
@@ -49,7 +49,7 @@ Track: TypeAlias = Callable[[Tree], Tree]
 class Trajectory(Generic[Params]):
     """What was seen of a run, and where it ended."""
 
-    at: Int[Array, " n"] | Float[Array, " n"]
+    at: Integer[Array, " n"] | Float[Array, " n"]
     """The steps at which it was looked at, the number of steps taken before; of `integrate` the times."""
     loss: Float[Array, " n"]
     seen: Tree
@@ -58,7 +58,7 @@ class Trajectory(Generic[Params]):
     """The last ones that are finite."""
     state: Tree
     sums: Tree
-    broke: Int[Array, ""]
+    broke: Integer[Array, ""]
     """The number of the step that met a NaN or an infinity, in the loss, a gradient or a new parameter, and was not
     taken: the parameters before it are the last. −1 if none did."""
 

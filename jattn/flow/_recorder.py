@@ -16,7 +16,7 @@ from jax.custom_batching import custom_vmap
 
 from jattn import _errors
 from jattn._jax import io_callback
-from jattn._types import ArrayLike, ArrayTree, Int
+from jattn._types import ArrayLike, ArrayTree, Integer
 
 _CALLER = "recorder"
 _LONGEST_HEADER = 2**24  # characters; np.load asks to be told of one that is longer than 10,000
@@ -103,7 +103,7 @@ class Recorder:
             held = _read(self._file)
             self._steps, self._dtype = held["steps"].tolist(), held.dtype
 
-    def __call__(self, step: Int[ArrayLike, ""], *args: object, **kwargs: object) -> None:
+    def __call__(self, step: Integer[ArrayLike, ""], *args: object, **kwargs: object) -> None:
         if not isinstance(step, jax.core.Tracer):
             number = _errors.count(_CALLER, "step", step)
             if self._wanted(number):

@@ -12,7 +12,7 @@ from jattn._types import (
     BoolOfPairs,
     Float,
     FloatOfPairs,
-    Int,
+    Integer,
     Keys,
     Numeric,
     Queries,
@@ -46,8 +46,8 @@ class MeasuredRowOptions(TypedDict, total=False):
     mask: Mask | BoolOfPairs | None
     score: ScoreModifier | None
     bias: FloatOfPairs | None
-    q_positions: Int[ArrayLike, " T"] | None
-    k_positions: Int[ArrayLike, " S"] | None
+    q_positions: Integer[ArrayLike, " T"] | None
+    k_positions: Integer[ArrayLike, " S"] | None
 
 
 def measure_row(
@@ -55,7 +55,7 @@ def measure_row(
     k: Keys,
     v: Values,
     dout: Float[ArrayLike, "T Dv"],
-    row: Int[ArrayLike, ""],
+    row: Integer[ArrayLike, ""],
     *,
     sink: Numeric | None = None,
     scale: Numeric | None = None,

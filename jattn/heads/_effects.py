@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.scipy.stats import rankdata
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Bool, Float, Int
+from jattn._types import Array, ArrayLike, Bool, Float, Integer
 from jattn.per_query import top_keys
 
 
@@ -33,7 +33,7 @@ class BackwardLens(NamedTuple):
     """See `backward_lens`."""
 
     written: Float[Array, "H T E"]
-    tokens: Int[Array, "H T n"]
+    tokens: Integer[Array, "H T n"]
     logits: Float[Array, "H T n"]
     decrease: Float[Array, " H"]
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, DTypeLike, Float, Int, PRNGKey
+from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
 from jattn.heads._multi import LECUN, Initializer, Params, PerHead, Rope, grouped, matrices, output, rms_norm
 from jattn.one_head import SharedOptions
 
@@ -66,7 +66,7 @@ def latents(
     params: Params,
     x: Float[ArrayLike, "T E"],
     *,
-    positions: Int[ArrayLike, " T"] | None = None,
+    positions: Integer[ArrayLike, " T"] | None = None,
     rope: Rope,
     eps: float = 1e-6,
 ) -> tuple[Float[Array, "H T D"], Float[Array, "H T R"], Float[Array, "T C"], Float[Array, "T R"]]:
@@ -116,7 +116,7 @@ def latent_expanded(
     params: Params,
     x: Float[ArrayLike, "T E"],
     *,
-    positions: Int[ArrayLike, " T"] | None = None,
+    positions: Integer[ArrayLike, " T"] | None = None,
     rope: Rope,
     eps: float = 1e-6,
     per_head: PerHead | None = None,
@@ -165,7 +165,7 @@ def latent_absorbed(
     params: Params,
     x: Float[ArrayLike, "T E"],
     *,
-    positions: Int[ArrayLike, " T"] | None = None,
+    positions: Integer[ArrayLike, " T"] | None = None,
     rope: Rope,
     eps: float = 1e-6,
     per_head: PerHead | None = None,

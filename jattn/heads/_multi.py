@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, ArrayTree, DTypeLike, Float, Int, PRNGKey
+from jattn._types import Array, ArrayLike, ArrayTree, DTypeLike, Float, Integer, PRNGKey
 from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
 from jattn.one_head import AttentionOptions, SharedOptions, attention
 
 LECUN = jax.nn.initializers.lecun_normal()
 Params: TypeAlias = Mapping[str, jax.Array | np.ndarray]
 """Arrays by name."""
-Initializer: TypeAlias = Callable[[PRNGKey, tuple[int, int], DTypeLike], jax.Array]
+Initializer: TypeAlias = Callable[[jax.Array, tuple[int, int], DTypeLike], jax.Array]
 """f(key, (fan_in, fan_out), dtype), as those of jax.nn.initializers."""
 PerHead: TypeAlias = Mapping[str, ArrayTree]
 """Options of `attention` with a leading axis H in their leaves."""
@@ -113,8 +113,8 @@ def multi_head(
     x: Float[ArrayLike, "T E"],
     context: Float[ArrayLike, "S C"] | None = None,
     *,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
     rope: Rope | None = None,
     eps: float = 1e-6,
     per_head: PerHead | None = None,
@@ -186,8 +186,8 @@ def project(
     x: Float[ArrayLike, "T E"],
     context: Float[ArrayLike, "S C"] | None = None,
     *,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
     rope: Rope | None = None,
     eps: float = 1e-6,
 ) -> tuple[Float[Array, "H T D"], Float[Array, "Hkv S D"], Float[Array, "Hkv S Dv"]]:
@@ -323,7 +323,7 @@ def in_every_head(
         if jnp.shape(leaf)[:1] != (H,):
             remedy = "What all heads share goes beside it, as an option of its own."
             _errors.fail(ValueError, caller, f"per_head must have one entry a head, H = {H}", remedy, per_head=leaf)
-    own = jax.tree.map(lambda a: split_heads(a, Hkv), per_head or {})
+    own = jax.tree.map(lambda a: split_heads(jnp.asarray(a), Hkv), per_head or {})
     return jax.tree.map(merge_heads, vmap_heads(head, [0, 0])(split_heads(q, Hkv), k, v, own))
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Int, Numeric, ScoreModifier
+from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Integer, Numeric, ScoreModifier
 from jattn.heads._multi import PerHead, in_every_head
 from jattn.masks import Mask
 from jattn.one_head import attention
@@ -30,15 +30,15 @@ class HeadScoreOptions(TypedDict, total=False):
     bias: FloatOfPairs | None
     sink: Numeric | None
     scale: Numeric | None
-    q_positions: Int[ArrayLike, " T"] | None
-    k_positions: Int[ArrayLike, " T"] | None
+    q_positions: Integer[ArrayLike, " T"] | None
+    k_positions: Integer[ArrayLike, " T"] | None
     tile: tuple[int, int] | None
 
 
 def head_scores(
     q: Float[ArrayLike, "H T D"],
     k: Float[ArrayLike, "Hkv T D"],
-    tokens: Int[ArrayLike, " T"],
+    tokens: Integer[ArrayLike, " T"],
     *,
     mask: Mask | BoolOfPairs | None = None,
     per_head: PerHead | None = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 import jax
 
-from jattn._types import Array, ArrayLike, Bool, Float, Int, PRNGKey
+from jattn._types import AnyArray, Array, ArrayLike, Bool, Float, Integer, PRNGKey
 from jattn.hosts._attend import Measured, attend_heads, host, measure_heads
 from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     eqx = host("equinox")
 
-MaskOfHeads: TypeAlias = Mask | Bool[Array, "#T #S"] | Bool[Array, "#N #T #S"]
+MaskOfHeads: TypeAlias = Mask | Bool[AnyArray, "#T #S"] | Bool[AnyArray, "#N #T #S"]
 ProcessHeads: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
 """f(q [T, N, H], k [S, N, H], v [S, N, Hv]) -> the same three, as equinox.nn.MultiheadAttention takes it."""
 
@@ -34,9 +34,9 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     @overload  # type: ignore[override]  # of its `deterministic`, which is deprecated, nothing is known here
     def __call__(
         self,
-        query: Float[Array, "T E"],
-        key_: Float[Array, "S C"],
-        value: Float[Array, "S V"],
+        query: Float[AnyArray, "T E"],
+        key_: Float[AnyArray, "S C"],
+        value: Float[AnyArray, "S V"],
         mask: MaskOfHeads | None = ...,
         *,
         key: PRNGKey | None = ...,
@@ -48,28 +48,28 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     @overload
     def __call__(
         self,
-        query: Float[Array, "T E"],
-        key_: Float[Array, "S C"],
-        value: Float[Array, "S V"],
+        query: Float[AnyArray, "T E"],
+        key_: Float[AnyArray, "S C"],
+        value: Float[AnyArray, "S V"],
         mask: MaskOfHeads | None = ...,
         *,
         key: PRNGKey | None = ...,
         inference: bool | None = ...,
         process_heads: ProcessHeads | None = ...,
-        measure: Int[ArrayLike, " R"] | Sequence[int],
+        measure: Integer[ArrayLike, " R"] | Sequence[int],
         **options: Unpack[DotProductAttentionOptions],
     ) -> tuple[Float[Array, "T O"], Measured]: ...
     def __call__(
         self,
-        query: Float[Array, "T E"],
-        key_: Float[Array, "S C"],
-        value: Float[Array, "S V"],
+        query: Float[AnyArray, "T E"],
+        key_: Float[AnyArray, "S C"],
+        value: Float[AnyArray, "S V"],
         mask: MaskOfHeads | None = None,
         *,
         key: PRNGKey | None = None,
         inference: bool | None = None,
         process_heads: ProcessHeads | None = None,
-        measure: Int[ArrayLike, " R"] | Sequence[int] | None = None,
+        measure: Integer[ArrayLike, " R"] | Sequence[int] | None = None,
         **options: Unpack[DotProductAttentionOptions],
     ) -> Float[Array, "T O"] | tuple[Float[Array, "T O"], Measured]:
         """As equinox.nn.MultiheadAttention; further options are those of `jattn.dot_product_attention`.

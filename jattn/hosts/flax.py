@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from jattn._types import Array, ArrayLike, DTypeLike, Float, Int, PRNGKey
+from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
 from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host, measure_heads
 
 _flax = host("flax")
@@ -43,7 +43,7 @@ def attention_fn(
     module: Sows | None = None,
     is_causal: bool = False,
     *,
-    rows: Int[ArrayLike, " R"] | Sequence[int] | None = None,
+    rows: Integer[ArrayLike, " R"] | Sequence[int] | None = None,
     statistics: bool = False,
 ) -> Float[Array, "*B T N Hv"]:
     """Attention under the signature of flax.nnx.dot_product_attention and flax.linen's.

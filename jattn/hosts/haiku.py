@@ -13,7 +13,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from jattn._types import Array, ArrayLike, Float, Int
+from jattn._types import Array, ArrayLike, Float, Integer
 from jattn.hosts._attend import Measured, attend_heads, host, measure_heads
 from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
@@ -46,7 +46,7 @@ class MultiHeadAttention(hk.MultiHeadAttention):
         value: Float[Array, "*B S V"],
         mask: Mask | ArrayLike | None = ...,
         *,
-        measure: Int[ArrayLike, " R"] | Sequence[int],
+        measure: Integer[ArrayLike, " R"] | Sequence[int],
         **options: Unpack[DotProductAttentionOptions],
     ) -> tuple[Float[Array, "*B T O"], Measured]: ...
     def __call__(
@@ -56,7 +56,7 @@ class MultiHeadAttention(hk.MultiHeadAttention):
         value: Float[Array, "*B S V"],
         mask: Mask | ArrayLike | None = None,
         *,
-        measure: Int[ArrayLike, " R"] | Sequence[int] | None = None,
+        measure: Integer[ArrayLike, " R"] | Sequence[int] | None = None,
         **options: Unpack[DotProductAttentionOptions],
     ) -> Float[Array, "*B T O"] | tuple[Float[Array, "*B T O"], Measured]:
         """As haiku.MultiHeadAttention; further options are those of `jattn.dot_product_attention`.

@@ -17,15 +17,15 @@ from typing import Any
 import jax.numpy as jnp
 
 from jattn import masks
-from jattn._types import Array, ArrayLike, Float, PRNGKey
+from jattn._types import AnyArray, Array, ArrayLike, Float, PRNGKey
 from jattn.hosts._attend import attend_heads
 
 
 def attention_interface(
     module: object,
-    query: Float[Array, "B N T H"],
-    key: Float[Array, "B K S H"],
-    value: Float[Array, "B K S Hv"],
+    query: Float[AnyArray, "B N T H"],
+    key: Float[AnyArray, "B K S H"],
+    value: Float[AnyArray, "B K S Hv"],
     attention_mask: ArrayLike | None,
     scaling: float | None = None,
     dropout: float = 0.0,

@@ -13,7 +13,7 @@ from jax import random
 
 from jattn import masks
 from jattn._softmax import log_softmax
-from jattn._types import Array, Float, Int
+from jattn._types import Array, Float, Integer
 from jattn.lab.result import Result, result, seed_of
 from jattn.lab.training import adam
 from jattn.one_head import attention
@@ -24,7 +24,7 @@ STEPS, BATCH, RATE, HELD_OUT = 1500, 16, 1e-2, 256
 RESTARTS = 2
 
 
-def repeated(key: jax.Array) -> tuple[Int[Array, " T"], Int[Array, ""]]:
+def repeated(key: jax.Array) -> tuple[Integer[Array, " T"], Integer[Array, ""]]:
     """LENGTH tokens that repeat a random text of distinct tokens, and its random period."""
     of_text, of_period = random.split(key)
     period = random.randint(of_period, (), SHORTEST, LONGEST + 1)
@@ -46,7 +46,7 @@ def parameters(key: jax.Array, layers: int) -> dict[str, jax.Array]:
     return {**made, "distance": jnp.zeros((layers, HEADS, LENGTH))}
 
 
-def logits(p: dict[str, jax.Array], tokens: Int[Array, " T"]) -> Float[Array, "T V"]:
+def logits(p: dict[str, jax.Array], tokens: Integer[Array, " T"]) -> Float[Array, "T V"]:
     """What an attention-only transformer expects after each token."""
 
     def head(x: jax.Array, w_qkv: jax.Array, w_out: jax.Array, distance: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, _html
-from jattn._types import Array, ArrayLike, Bool, Int, NumPyArrayLike
+from jattn._types import Array, ArrayLike, Bool, Integer, NumPyArrayLike
 from jattn._values import value
 
 SHOWN = 24
@@ -47,8 +47,8 @@ def block_state(some: ArrayLike, every: ArrayLike) -> BlockState:
 class Rows(NamedTuple):
     """Some consecutive rows of q or of k: where they begin in their array, and their positions."""
 
-    start: Int[Array, ""] | int
-    positions: Int[Array, " n"]
+    start: Integer[Array, ""] | int
+    positions: Integer[Array, " n"]
 
     def along(self, axis: int) -> "TileAxis":
         """These rows as an axis of a tile, down (0) or across (1)."""
@@ -67,9 +67,9 @@ class TileAxis(NamedTuple):
     What is computed of the axes of q and k broadcasts to the tile, whichever of the two is down.
     """
 
-    numbers: Int[Array, "..."]
+    numbers: Integer[Array, "..."]
     """The number of each row in its array."""
-    positions: Int[Array, "..."]
+    positions: Integer[Array, "..."]
     """Where it stands in the sequence, in tokens."""
 
 
@@ -98,7 +98,7 @@ class Spans(NamedTuple):
         first, last = (np.expand_dims(np.asarray(n, np.int32), 1 - axis) for n in (first, last))
         return cls(first, last, first, last, int(np.max(last - first, initial=0)) + 1)
 
-    def of(self, x: jax.Array, reduce: Callable[..., jax.Array]) -> jax.Array:
+    def of(self, x: Ends, reduce: Callable[..., Ends]) -> Ends:
         """`reduce(rows, axis=)` of each tile's rows of an array that has one entry a row."""
         n = self.first.size
         if self.cover(x.shape[0]):

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
 from jattn.masks._algebra import EMPTY, FULL, BlockState, Ends, Mask, Spans, TileAxis, block_state, token_count
 
@@ -29,7 +29,7 @@ class Prefix(Mask):
     """See `prefix`."""
 
     looks_at_positions = True
-    n: Int[Array, ""] | int
+    n: Integer[Array, ""] | int
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return k.positions < self.n
@@ -46,7 +46,7 @@ class Sinks(Mask):
     """See `sinks`."""
 
     looks_at_positions = True
-    n: Int[Array, ""] | int
+    n: Integer[Array, ""] | int
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return (k.positions < self.n) & (k.positions <= q.positions)
@@ -157,7 +157,7 @@ def window(left: int | None = None, right: int | None = None) -> Mask:
     return Window(**{n: x if x is None else _errors.count("window", n, x) for n, x in sides.items()})
 
 
-def prefix(n: Int[ArrayLike, ""]) -> Mask:
+def prefix(n: Integer[ArrayLike, ""]) -> Mask:
     """Every query attends the first n tokens of the sequence: the keys at positions below n.
 
     Args:
@@ -183,7 +183,7 @@ def prefix(n: Int[ArrayLike, ""]) -> Mask:
     return Prefix(token_count("prefix", "n", n, "tokens"))
 
 
-def sinks(n: Int[ArrayLike, ""]) -> Mask:
+def sinks(n: Integer[ArrayLike, ""]) -> Mask:
     """A query attends the first n tokens of the sequence, as far as they do not stand after it.
 
         query t may attend key s  ⟺  s < n and s ≤ t

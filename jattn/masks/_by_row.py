@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, value
 from jattn.masks._algebra import PARTIAL, BlockState, Ends, Mask, Spans, TileAxis, block_state, token_count
 
@@ -20,8 +20,8 @@ class Lengths(Mask):
 
     counts_rows = True
 
-    q: Int[Array, ""] | int | None
-    k: Int[Array, ""] | int | None
+    q: Integer[Array, ""] | int | None
+    k: Integer[Array, ""] | int | None
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         def filled(rows: TileAxis, n: Any) -> jax.Array:
@@ -111,8 +111,8 @@ def _some_and_every(
 class Segments(Mask):
     """See `segments`."""
 
-    q: Int[Array, " T"]
-    k: Int[Array, " S"] | None
+    q: Integer[Array, " T"]
+    k: Integer[Array, " S"] | None
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return self.q == self._of_keys
@@ -155,8 +155,8 @@ class Ragged(Mask):
 
     counts_rows = True
 
-    q: Int[Array, " ends"]
-    k: Int[Array, " ends"] | None
+    q: Integer[Array, " ends"]
+    k: Integer[Array, " ends"] | None
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         of_q, of_k = _sequence(self.q, q.numbers), _sequence(self._of_keys, k.numbers)
@@ -208,7 +208,7 @@ def _sequences(starts: jax.Array, tiles: Spans) -> tuple[jax.Array, jax.Array, j
     return _sequence(starts, first), high, (first == tiles.first) & (last == tiles.last)
 
 
-def _ids(ids: jax.Array, tiles: Spans) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _ids(ids: jax.Array, tiles: Spans) -> tuple[Ends, Ends, Ends]:
     """Of each tile: its lowest and its highest id, and which of 32 remainders occur among them, as bits.
 
     Ids in no order are told apart by the bits; the ids of documents packed in order by the ends alone.
@@ -217,7 +217,7 @@ def _ids(ids: jax.Array, tiles: Spans) -> tuple[jax.Array, jax.Array, jax.Array]
     return tiles.of(ids, jnp.min), tiles.of(ids, jnp.max), tiles.of(bits, jnp.bitwise_or.reduce)
 
 
-def lengths(q: Int[ArrayLike, ""] | None = None, k: Int[ArrayLike, ""] | None = None) -> Mask:
+def lengths(q: Integer[ArrayLike, ""] | None = None, k: Integer[ArrayLike, ""] | None = None) -> Mask:
     """Only the first `q` rows of q and the first `k` rows of k exist; the rest is padding.
 
     Counts rows of the arrays, whatever the positions say.
@@ -280,7 +280,7 @@ def dense(array: Bool[ArrayLike, "T S"] | Sequence[Sequence[bool]]) -> Mask:
 
 
 def segments(
-    q_ids: Int[ArrayLike, " T"] | Sequence[int], k_ids: Int[ArrayLike, " S"] | Sequence[int] | None = None
+    q_ids: Integer[ArrayLike, " T"] | Sequence[int], k_ids: Integer[ArrayLike, " S"] | Sequence[int] | None = None
 ) -> Mask:
     """Rows of one segment attend each other: documents packed into one row, images of one batch, sets within a set.
 
@@ -322,7 +322,8 @@ def segments(
 
 
 def ragged(
-    starts: Int[ArrayLike, " ends"] | Sequence[int], k_starts: Int[ArrayLike, " ends"] | Sequence[int] | None = None
+    starts: Integer[ArrayLike, " ends"] | Sequence[int],
+    k_starts: Integer[ArrayLike, " ends"] | Sequence[int] | None = None,
 ) -> Mask:
     """Rows of one sequence attend each other: sequences of any lengths one after another, by their cumulative lengths.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
 
@@ -20,7 +20,7 @@ class ChosenBlocks(Mask):
     """See `chosen_blocks`."""
 
     looks_at_positions = True
-    indices: Int[Array, "Tb n"]
+    indices: Integer[Array, "Tb n"]
     size: int = static()
     q_size: int = static()
 
@@ -79,7 +79,7 @@ class ChosenBlocks(Mask):
 
 
 def chosen_blocks(
-    indices: Int[ArrayLike, "blocks n"] | Sequence[Sequence[int]], size: int, *, q_size: int | None = None
+    indices: Integer[ArrayLike, "blocks n"] | Sequence[Sequence[int]], size: int, *, q_size: int | None = None
 ) -> Mask:
     """Block-sparse by choice: each block of queries attends the key blocks that its row of indices names.
 

@@ -1,9 +1,11 @@
 """A mask written out, for eyes and for other libraries."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 
 from jattn import _errors, _html
-from jattn._types import Allowed, ArrayLike, Int
+from jattn._types import Allowed, ArrayLike, Integer
 from jattn.masks._algebra import Mask, Rows
 
 
@@ -12,8 +14,8 @@ def picture(
     T: int,
     S: int | None = None,
     *,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | Sequence[int] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | Sequence[int] | None = None,
 ) -> str:
     """A mask in characters: queries down, keys across, `#` where a pair is allowed.
 
@@ -49,8 +51,8 @@ def to_dense(
     T: int,
     S: int,
     *,
-    q_positions: Int[ArrayLike, " T"] | None = None,
-    k_positions: Int[ArrayLike, " S"] | None = None,
+    q_positions: Integer[ArrayLike, " T"] | Sequence[int] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | Sequence[int] | None = None,
 ) -> Allowed:
     """Every pair that a mask speaks of, written out: to look at, or to hand to another library.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Bool, Int
+from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, token_count
 
@@ -20,9 +20,9 @@ EVERY = 2**31 - 1
 class Tree(Mask):
     """See `tree`. Of each query its number in depth-first order; of each key the numbers that its subtree has."""
 
-    number: Int[Array, " T"]
-    first: Int[Array, " S"]
-    after: Int[Array, " S"]
+    number: Integer[Array, " T"]
+    first: Integer[Array, " S"]
+    after: Integer[Array, " S"]
     """One more than the last."""
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
@@ -101,7 +101,7 @@ def _of_rows(parents: jax.Array, prefix: jax.Array, keys: int) -> tuple[jax.Arra
 
 
 def tree(
-    parents: Int[ArrayLike, " T"] | Sequence[int], *, prefix: Int[ArrayLike, ""] = 0, keys: int | None = None
+    parents: Integer[ArrayLike, " T"] | Sequence[int], *, prefix: Integer[ArrayLike, ""] = 0, keys: int | None = None
 ) -> Mask:
     """A token attends itself and its ancestors in a tree: all drafts of speculative decoding in one call.
 

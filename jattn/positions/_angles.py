@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn._types import Array, Float, Int
+from jattn._types import Array, Float, Integer
 
 TURN = Fraction("6.28318530717958647692528676655900576839433879875021")  # 2π
 
@@ -43,7 +43,7 @@ def _split(fraction: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.floor(scaled).astype(jnp.uint32), scaled - jnp.floor(scaled)
 
 
-def angles(positions: Int[Array, "*B 1"], inv: Any, dtype: Any) -> Float[Array, "*B R"]:
+def angles(positions: Integer[Array, "*B #R"], inv: Any, dtype: Any) -> Float[Array, "*B R"]:
     """positions · inv in radians, in [−π, π], within 4 π eps(dtype) of the exact product, for |position| < 2³¹.
 
     Args:

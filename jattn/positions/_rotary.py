@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, DTypeLike, Float, Int
+from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer
 from jattn.positions._angles import angles
 from jattn.positions._frequencies import Scaling, frequencies_of
 
 
 def rotary(
     x: Float[ArrayLike, "T D"],
-    positions: Int[ArrayLike, " T"] | Int[ArrayLike, "A T"],
+    positions: Integer[ArrayLike, " T"] | Integer[ArrayLike, "A T"],
     *,
     base: float = 10_000.0,
     scaling: Scaling | None = None,
@@ -135,7 +135,7 @@ def sections(*pairs: int) -> tuple[int, ...]:
 
 
 def sinusoidal(
-    positions: Int[ArrayLike, " T"],
+    positions: Integer[ArrayLike, " T"],
     width: int,
     *,
     base: float = 10_000.0,

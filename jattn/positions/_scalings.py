@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, Int
+from jattn._types import Array, Integer
 from jattn.positions._frequencies import Frequencies, Scaling
 
 
@@ -108,7 +108,7 @@ def _ntk(f: Frequencies, factor: Any) -> Frequencies:
     return f._replace(inv=_times(f.inv, slower))
 
 
-def dynamic_ntk(factor: float, *, original: int, length: int | Int[Array, ""]) -> Scaling:
+def dynamic_ntk(factor: float, *, original: int, length: int | Integer[Array, ""]) -> Scaling:
     """NTK-aware, by as much as the sequence has outgrown the length of training: nothing changes before it has.
 
         ntk(factor · L / original − (factor − 1)),    L = max(length, original)
@@ -221,7 +221,7 @@ def longrope(
     *,
     factor: float,
     original: int,
-    length: int | Int[Array, ""],
+    length: int | Integer[Array, ""],
     attention_factor: float | None = None,
 ) -> Scaling:
     """LongRoPE: each pair has a divisor of its own, found by search: one for sequences within training, one beyond.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, Float, Int
+from jattn._types import Array, ArrayLike, Float, Integer
 from jattn._values import show, static, value
 from jattn.scores._pointwise import Score
 
@@ -141,8 +141,8 @@ def distance_bias(table: Float[ArrayLike, " n"]) -> Score:
 
 
 def bucket(
-    distance: Int[ArrayLike, "..."], buckets: int, *, max_distance: int, bidirectional: bool
-) -> Int[Array, "..."]:
+    distance: Integer[ArrayLike, "..."], buckets: int, *, max_distance: int, bidirectional: bool
+) -> Integer[Array, "..."]:
     """The bucket of T5 for each distance s − t, as `relative_bias` uses it.
 
     Of n buckets a side, the first n/2 hold one distance each; bucket b beyond them begins at the distance
