@@ -1,6 +1,7 @@
 """Real browsers, and a page of a folder opened in one that notes what goes wrong."""
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -16,9 +17,22 @@ EXECUTABLES = {
     "firefox": ("firefox-esr", "firefox"),
 }
 only_chromium = pytest.mark.parametrize("browser", ["chromium"], indirect=True)
+in_both = pytest.mark.parametrize("browser", list(EXECUTABLES), indirect=True)
+"""Of what the engines may do differently; all other tests of a page run in Firefox with --all alone."""
+in_firefox_with_all = functools.partial(pytest.param, "firefox", marks=pytest.mark.exhaustive)
 in_both_colours = pytest.mark.parametrize(  # they are the same in either browser: one looks at the dark ones
-    ("browser", "scheme"), [("chromium", "light"), ("chromium", "dark"), ("firefox", "light")], indirect=["browser"]
+    ("browser", "scheme"),
+    [("chromium", "light"), ("chromium", "dark"), in_firefox_with_all("light")],
+    indirect=["browser"],
 )
+
+
+def of_each(name, values, in_firefox=()):
+    """Each value in Chromium; in Firefox those of `in_firefox`, and with --all the others."""
+    firefox = [pytest.param("firefox", x) if x in in_firefox else in_firefox_with_all(x) for x in values]
+    return pytest.mark.parametrize(
+        ("browser", name), [*(("chromium", x) for x in values), *firefox], indirect=["browser"]
+    )
 
 
 class Firefox:
