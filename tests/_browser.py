@@ -20,19 +20,22 @@ only_chromium = pytest.mark.parametrize("browser", ["chromium"], indirect=True)
 in_both = pytest.mark.parametrize("browser", list(EXECUTABLES), indirect=True)
 """Of what the engines may do differently; all other tests of a page run in Firefox with --all alone."""
 in_firefox_with_all = functools.partial(pytest.param, "firefox", marks=pytest.mark.exhaustive)
-in_both_colours = pytest.mark.parametrize(  # they are the same in either browser: one looks at the dark ones
-    ("browser", "scheme"),
-    [("chromium", "light"), ("chromium", "dark"), in_firefox_with_all("light")],
-    indirect=["browser"],
-)
+
+
+def browsers_and(name, *pairs):
+    """Without a scope pytest would start a browser for each of these tests."""
+    return pytest.mark.parametrize(("browser", name), pairs, indirect=["browser"], scope="module")
 
 
 def of_each(name, values, in_firefox=()):
     """Each value in Chromium; in Firefox those of `in_firefox`, and with --all the others."""
-    firefox = [pytest.param("firefox", x) if x in in_firefox else in_firefox_with_all(x) for x in values]
-    return pytest.mark.parametrize(
-        ("browser", name), [*(("chromium", x) for x in values), *firefox], indirect=["browser"]
-    )
+    firefox = (pytest.param("firefox", x) if x in in_firefox else in_firefox_with_all(x) for x in values)
+    return browsers_and(name, *(("chromium", x) for x in values), *firefox)
+
+
+in_both_colours = browsers_and(  # they are the same in either browser: one looks at the dark ones
+    "scheme", ("chromium", "light"), ("chromium", "dark"), in_firefox_with_all("light")
+)
 
 
 class Firefox:
