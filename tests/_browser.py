@@ -123,13 +123,16 @@ def planted(folder, name, old, new):
     return "planted.html"
 
 
-def axe(view):
-    """The rules of axe that the page breaks, and its report."""
+def axe(view, *rules):
+    """The rules of axe that the page breaks, of these or of all, and its report."""
     if not os.environ.get("CI"):
         pytest.importorskip("axe_playwright_python")
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(view)
+    options = {"resultTypes": ["violations"]}
+    if rules:
+        options["runOnly"] = {"type": "rule", "values": rules}
+    found = Axe().run(view, options=options)
     return {violation["id"] for violation in found.response["violations"]}, found.generate_report()
 
 
