@@ -18,7 +18,7 @@ import _real_page
 import jax.numpy as jnp
 import numpy as np
 from _cli import BadInput
-from _minilm import Model, Read, load
+from _minilm import Read, load
 from _real_picture import draw
 from _senses import PLAIN, senses
 
@@ -48,24 +48,22 @@ def place(read: Read, word: str, sentence: str) -> int:
     return found[0]
 
 
-def clue_of(args: argparse.Namespace, read: Read, at: int, score: float, without: np.ndarray) -> list[int]:
-    """The tokens of the clue: of the word asked for, or of the word without which the sense is weakest."""
+def clues(args: argparse.Namespace, read: Read) -> list[int]:
+    """The tokens of the word asked for, or of every word that may be the clue."""
     word = args.word.lower()
-    if args.clue is not None:
-        if not (found := read.at(args.clue)) or args.clue.lower() == word:
-            others = ", ".join(dict.fromkeys(w for w in read.words if w not in ("", word)))
-            raise BadInput(f"--clue {args.clue!r}: is no other word of the sentence. Choose one of: {others}.")
-        return found
-    others = [t for t, w in enumerate(read.words) if w not in ("", word)]
-    if not others:
+    found = [t for t, w in enumerate(read.words) if w not in ("", word)]
+    if not found:
         raise BadInput(f"sentence: must hold another word than {word!r}. Give a whole sentence.")
-    return read.at(read.words[min(others, key=lambda t: without[t] * np.sign(score))])
+    if args.clue is None:
+        return found
+    others = list(dict.fromkeys(read.words[t] for t in found))
+    if args.clue.lower() not in others:
+        raise BadInput(f"--clue {args.clue!r}: is no other word of the sentence. Choose one of: {', '.join(others)}.")
+    return read.at(args.clue)
 
 
-def sense_axis(model: Model, word: str, told: dict[str, list[str]], hidden: np.ndarray, reads: list[Read]) -> tuple:
-    """The axis between two senses, from the hidden states of the sentences of each, and how it judges each unseen."""
-    texts = [text for some in told.values() for text in some]
-    states = np.stack([h[place(r, word, text)] for h, r, text in zip(hidden, reads, texts, strict=True)])
+def sense_axis(told: dict[str, list[str]], states: np.ndarray) -> tuple:
+    """The axis between two senses, from the word's states in the sentences of each, and how it judges each unseen."""
     one, other = np.split(states, [len(next(iter(told.values())))])
     return heads.between(one, other), heads.left_out(one, other)
 
@@ -77,13 +75,16 @@ def compute(args: argparse.Namespace) -> dict:
     longest = max(len(model.read(text).ids) for text in texts)
     read, *reads = [model.read(text, pad=longest) for text in texts]
     at, count = place(read, args.word, args.sentence), sum(map(len, told.values()))
+    possible = clues(args, read)
+    places = [place(r, args.word, text) for r, text in zip(reads[:count], texts[1:], strict=False)]
     hidden, weights = heads.encode_all(
         model.parameters, jnp.array([r.ids for r in (read, *reads)]), jnp.array([r.n for r in (read, *reads)])
     )
-    axis, unseen = sense_axis(model, args.word, told, np.array(hidden[1 : 1 + count]), reads[:count])
+    axis, unseen = sense_axis(told, np.array(hidden)[np.arange(1, 1 + count), places])
     told_apart = (model.parameters, axis, jnp.array(read.ids), jnp.array(read.n), jnp.array(at))
     without = np.array(heads.without(*told_apart))[: read.n]
-    clue = clue_of(args, read, at, float(axis(np.array(hidden[0])[at])), without)
+    sign = np.sign(float(axis(np.array(hidden[0])[at])))
+    clue = read.at(read.words[min(possible, key=lambda t: without[t] * sign)])  # without it the sense is weakest
     made = heads.effects(*told_apart, jnp.zeros(longest, bool).at[jnp.array(clue)].set(True))
     made = {name: np.array(x, np.float64) for name, x in made.items()}
     free = [i for i, r in enumerate(reads) if i >= count and not {args.word.lower(), read.words[clue[0]]} & {*r.words}]

@@ -1,6 +1,7 @@
 """Real browsers, and a page of a folder opened in one that notes what goes wrong."""
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -16,8 +17,24 @@ EXECUTABLES = {
     "firefox": ("firefox-esr", "firefox"),
 }
 only_chromium = pytest.mark.parametrize("browser", ["chromium"], indirect=True)
-in_both_colours = pytest.mark.parametrize(  # they are the same in either browser: one looks at the dark ones
-    ("browser", "scheme"), [("chromium", "light"), ("chromium", "dark"), ("firefox", "light")], indirect=["browser"]
+in_both = pytest.mark.parametrize("browser", list(EXECUTABLES), indirect=True)
+"""Of what the engines may do differently; all other tests of a page run in Firefox with --all alone."""
+in_firefox_with_all = functools.partial(pytest.param, "firefox", marks=pytest.mark.exhaustive)
+
+
+def browsers_and(name, *pairs):
+    """Without a scope pytest would start a browser for each of these tests."""
+    return pytest.mark.parametrize(("browser", name), pairs, indirect=["browser"], scope="module")
+
+
+def of_each(name, values, in_firefox=()):
+    """Each value in Chromium; in Firefox those of `in_firefox`, and with --all the others."""
+    firefox = (pytest.param("firefox", x) if x in in_firefox else in_firefox_with_all(x) for x in values)
+    return browsers_and(name, *(("chromium", x) for x in values), *firefox)
+
+
+in_both_colours = browsers_and(  # they are the same in either browser: one looks at the dark ones
+    "scheme", ("chromium", "light"), ("chromium", "dark"), in_firefox_with_all("light")
 )
 
 
@@ -106,13 +123,16 @@ def planted(folder, name, old, new):
     return "planted.html"
 
 
-def axe(view):
-    """The rules of axe that the page breaks, and its report."""
+def axe(view, *rules):
+    """The rules of axe that the page breaks, of these or of all, and its report."""
     if not os.environ.get("CI"):
         pytest.importorskip("axe_playwright_python")
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(view)
+    options = {"resultTypes": ["violations"]}
+    if rules:
+        options["runOnly"] = {"type": "rule", "values": rules}
+    found = Axe().run(view, options=options)
     return {violation["id"] for violation in found.response["violations"]}, found.generate_report()
 
 

@@ -55,6 +55,11 @@ def is_structure(item):
     return item.get_closest_marker("structure") is not None and not item.config.option.all
 
 
+def in_browser(item):
+    return item.callspec.params.get("browser", "") if hasattr(item, "callspec") else ""
+
+
+@pytest.hookimpl(trylast=True)  # pytest's own order would start a browser several times
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if not isinstance(item, pytest.Function):
@@ -64,10 +69,13 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skipif(needed, reason="the other side: pip install 'jattn[parity]'"))
             item.add_marker(pytest.mark.filterwarnings("default"))  # what torch warns of in its own code
     # The longest files first, so that no worker is alone with one of them in the end. In each file, what is compiled in
-    # full before what is compiled cheaply: what a test forgets for its options, the next would compile anew.
+    # full before what is compiled cheaply: what a test forgets for its options, the next would compile anew. And one
+    # browser after the other, each of which is started once.
     files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: (ranks.get(item.path.stem, len(ranks)), files[item.path], is_structure(item)))
+    items.sort(
+        key=lambda item: (ranks.get(item.path.stem, len(ranks)), files[item.path], is_structure(item), in_browser(item))
+    )
     left_out = [] if config.option.all else [item for item in items if item.get_closest_marker("exhaustive")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -153,9 +161,9 @@ def x64():
         yield
 
 
-@pytest.fixture(scope="module", params=["chromium", "firefox"])
+@pytest.fixture(scope="module", params=["chromium", pytest.param("firefox", marks=pytest.mark.exhaustive)])
 def browser(request):
-    """A browser, which the tests of pages share."""
+    """A browser, which the tests of a file share. Firefox with --all, but for what `_browser.in_both` marks."""
     from _browser import launched  # which imports jattn: after the settings above
 
     with launched(request.param) as browser:

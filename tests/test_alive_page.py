@@ -44,7 +44,7 @@ def test_it_learns_more_than_pairs_of_words(learned):
     assert two["held"]["right"] > pairs["held"]["right"] + 0.1
 
 
-@only_chromium  # the arithmetic is compared in both, by test_page_arithmetic
+@only_chromium  # test_page_arithmetic compares the arithmetic in both
 def test_the_page_computes_what_jattn_heads_does(learned, browser, x64):
     r, w = learned
     words = texts.corpus(0)[1]

@@ -50,11 +50,26 @@ def results() -> dict[str, dict]:
     return made
 
 
-def run(name: str, *argv: str, **more: str) -> subprocess.CompletedProcess:
-    """A walkthrough as a reader runs it, its output piped."""
+def started(*command: object, **more: str) -> subprocess.CompletedProcess:
+    """Python as a reader starts it, its output piped."""
     env = {key: value for key, value in environment().items() if key not in HIDDEN} | more
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *argv]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=900, check=False)
+    how = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 900}
+    return subprocess.run([sys.executable, *map(str, command)], env=env, check=False, **how)
+
+
+def run(*argv: str) -> subprocess.CompletedProcess:
+    """The first walkthrough as a reader runs it."""
+    return started(FOLDER / "walk_near_river_bank.py", *argv)
+
+
+PAGES = """
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    sys.argv = [f"{sys.path[0]}/{name}.py"]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    print(end="\\f", flush=True)
+"""
 
 
 def by_numpy(q, k, v) -> dict[str, np.ndarray]:
@@ -100,20 +115,24 @@ def test_json_holds_the_same_numbers(name, results, monkeypatch, capsys):
 
 
 def test_json_as_a_machine_reads_it(results):
-    done = run("walk_near_river_bank", "--json")
+    done = run("--json")
     assert (done.returncode, done.stderr) == (0, "")
     made, expected = json.loads(done.stdout), results["walk_near_river_bank"]
     assert made.keys() == expected.keys()
     close(made["out"], expected["out"])
 
 
-@pytest.mark.parametrize("name", DEMOS)
-def test_a_piped_page_is_plain_and_80_wide(name):
-    done = run(name, COLUMNS="200")
+def test_a_piped_page_is_plain_and_80_wide():
+    """All of them in one process, which is started once."""
+    done = started("-c", PAGES, FOLDER, *DEMOS, COLUMNS="200")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    assert "…" not in done.stdout  # a cell that was cut
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    *pages, rest = done.stdout.split("\f")
+    assert (len(pages), rest) == (len(DEMOS), "")
+    for page in pages:
+        assert len(page.splitlines()) > 10
+        assert "\x1b" not in page
+        assert "…" not in page  # a cell that was cut
+        assert max(map(len, page.splitlines())) <= 80
 
 
 def test_colour_is_seen_where_it_is_asked_for_and_not_under_no_color(results, monkeypatch, capsys):
@@ -211,7 +230,7 @@ def test_bad_input_is_one_line_and_status_2(argv, names, tmp_path, monkeypatch, 
 
 
 def test_bad_input_as_the_reader_sees_it():
-    done = run("walk_near_river_bank", "--word", "river=0.8,0.8", "--word", "bank=0.8")
+    done = run("--word", "river=0.8,0.8", "--word", "bank=0.8")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "Traceback" not in done.stderr
 

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from _browser import axe, in_both_colours, type_over, visits
+from _browser import axe, in_both, in_both_colours, type_over, visits
 
 from jattn import page
 
@@ -89,6 +89,7 @@ def test_the_picture_is_that_of_the_blocks_at_the_detail_that_fits(visit):
     assert [said for said in view.seen if "getImageData" not in said] == [], "which this test calls"
 
 
+@in_both
 def test_a_place_is_told_in_numbers_and_its_row_is_exact(visit):
     view = visit()
     box = view.locator("canvas.blocks").bounding_box()

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from _browser import axe, in_both_colours, only_chromium, planted, visits
+from _browser import axe, in_both, in_both_colours, of_each, only_chromium, planted, visits
 from _small_model import EXAMPLES, PARAMS, PART, WORDS, D, E, H, L, M, N, V, drawn, layer
 
 from jattn import page
@@ -145,7 +145,7 @@ def check_requests(view):
 CHECKS = {f.__name__: f for f in (check_steps, check_labels, check_words, check_requests)}
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@of_each("check", CHECKS, in_firefox=["check_words", "check_requests"])
 def test_the_page(visit, check):
     view = visit()
     CHECKS[check](view)
@@ -165,7 +165,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-@only_chromium  # that a check can fail is shown once; the checks themselves run in both
+@only_chromium  # that a check can fail is shown once
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_into_the_page_is_noticed(visit, folder, name):
     check, old, new = PLANTED[name]
@@ -221,6 +221,7 @@ def test_steps_on_one_q_go_with_their_sentence_and_those_on_all_weights_stay(vis
     assert view.get_by_role("button", name="Undo").is_disabled()
 
 
+@in_both
 def test_the_keyboard_alone_and_the_focus_stays(visit):
     view = visit()
     view.get_by_role("combobox", name="Sentence").focus()
@@ -254,9 +255,10 @@ def test_axe_finds_nothing(visit, scheme):
     view.evaluate(
         "document.querySelector('label[class=wide]').replaceWith(document.querySelector('label[class=wide] input'))"
     )
-    assert "label" in axe(view)[0], "the control"
+    assert axe(view, "label")[0] == {"label"}, "the control"
 
 
+@in_both
 def test_on_a_phone(visit):
     view = visit(viewport={"width": 320, "height": 640})
     press(view, "word1 the word2 the river the → word3")

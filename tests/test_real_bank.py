@@ -240,7 +240,8 @@ def studied(model):
     hidden, _ = heads.encode_all(
         model.parameters, jnp.array([r.ids for r in reads]), jnp.array([r.n for r in reads], jnp.int32)
     )
-    axis, _ = demo.sense_axis(model, "bank", told, np.array(hidden[: len(texts)]), reads[: len(texts)])
+    places = [demo.place(read, "bank", text) for read, text in zip(reads, texts, strict=False)]
+    axis, _ = demo.sense_axis(told, np.array(hidden)[np.arange(len(texts)), places])
     made = {}
     for (text, clue), read in zip(SENTENCES, reads[len(texts) :], strict=True):
         mask = np.isin(np.arange(len(read.ids)), read.at(clue))
