@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def shape(x: Any) -> str:
@@ -19,7 +20,7 @@ def shape(x: Any) -> str:
     return "[" + ", ".join(str(n) for n in jnp.shape(x)) + "]"
 
 
-def wide(*arrays: jax.Array) -> Any:
+def wide(*arrays: jax.Array | np.ndarray) -> Any:
     """The dtype of arithmetic on these: float64 if one of them is, else float32. No promotion rule is asked."""
     return jnp.dtype(jnp.float64 if any(x.dtype.itemsize > 4 for x in arrays) else jnp.float32)
 

@@ -9,10 +9,13 @@ import inspect
 import sys
 
 import beartype
+import jax
+import jax.export
 import jaxtyping
 
-checked = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
-"""As type checkers read annotations: an int is a float."""
+SIZE = beartype.FrozenDict({int: int | type(jax.export.symbolic_shape("n")[0])})
+checked = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True, hint_overrides=SIZE))
+"""As type checkers read annotations: an int is a float. And a size may be a symbol, which JAX says is an int."""
 
 jaxtyped = jaxtyping.jaxtyped
 

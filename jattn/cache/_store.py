@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, Bool, Float, Integer
+from jattn._types import AnyArray, Array, Bool, Float, Integer
 from jattn._values import value
 
 
@@ -84,7 +84,7 @@ def empty(caller: str, N: int, C: int, Hkv: Any, D: Any, Dv: Any, dtype: Any) ->
     return Store(k, v, scale, other, jnp.zeros((N, Hkv, C), bool), jnp.zeros((N, C), jnp.int32))
 
 
-def quantised(x: Float[Array, "*n D"]) -> tuple[Integer[Array, "*n D"], Float[Array, "*n"]]:
+def quantised(x: Float[AnyArray, "*n D"]) -> tuple[Integer[Array, "*n D"], Float[Array, "*n"]]:
     """Vectors as whole numbers from −127 to 127 and one scale each, as caches in int8 keep them.
 
         scale = max_i |x_i| / 127,    |x_i − scale · bytes_i| ≤ scale / 2

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, ArrayTree, DTypeLike, Float, Integer, PRNGKey
+from jattn._types import AnyArray, Array, ArrayLike, ArrayTree, DTypeLike, Float, Integer, PRNGKey
 from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
 from jattn.one_head import AttentionOptions, SharedOptions, attention
 
@@ -327,7 +327,7 @@ def in_every_head(
     return jax.tree.map(merge_heads, vmap_heads(head, [0, 0])(split_heads(q, Hkv), k, v, own))
 
 
-def output(params: Params, out: Float[Array, "H T Dv"], x: Float[ArrayLike, "T E"]) -> Float[Array, "T E"]:
+def output(params: Params, out: Float[AnyArray, "H T Dv"], x: Float[ArrayLike, "T E"]) -> Float[Array, "T E"]:
     """The heads scaled, gated and joined: the last third of `multi_head`.
 
     Args:

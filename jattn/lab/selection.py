@@ -71,7 +71,7 @@ def log_regret(factors: tuple[Array, Array], problem: Problem) -> Array:
 def descend(loss: Callable[[Weights], jax.Array], start: Weights, rate: float, steps: int) -> tuple[Weights, Weights]:
     """Steps of length `rate` against the gradient; the end, and each 1,000th state on the way."""
 
-    def step(_: int, w: Weights) -> Weights:
+    def step(_: object, w: Weights) -> Weights:
         g = jax.grad(loss)(w)
         length = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(g)))
         return jax.tree.map(lambda w, g: w - rate * g / jnp.where(length == 0, 1, length), w, g)
