@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from jax._src import compiler, core
+from jax._src.interpreters import mlir
 
 # Before any backend is used. On a machine with an accelerator the tests run there: JAX_PLATFORMS decides, as ever.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -142,6 +143,9 @@ def put(x):
 if hasattr(core, "stage_p"):
     core.stage_p.def_impl(put)
 
+# The programs of a file are lowered in one context of MLIR: to make one takes as long as to lower a small program.
+context = mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+
 
 hypothesis.settings.register_profile("here", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
@@ -154,6 +158,7 @@ def no_programs_of_other_files(request):
     yield
     if request.path.name.startswith("test_"):
         jax.clear_caches()
+        context.cache_clear()
 
 
 @pytest.fixture

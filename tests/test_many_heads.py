@@ -102,9 +102,10 @@ def test_xla_is_the_call_of_jax_nn_in_value_gradient_and_residual(name):
     implementation = "xla"
     got = run(jattn.dot_product_attention, lengths)
     assert_same(got, run(jax.nn.dot_product_attention, {n: x.astype(np.int32) for n, x in lengths.items()}))
-    implementation = None
-    with pytest.raises(AssertionError):  # the control: jattn's own engine gives such a query zeros
-        assert_close(run(jattn.dot_product_attention, lengths), got, ulps=2**20)
+    if name == "mask":
+        implementation = None
+        with pytest.raises(AssertionError):  # the control: jattn's own engine gives such a query zeros
+            assert_close(run(jattn.dot_product_attention, lengths), got, ulps=2**20)
 
 
 @pytest.mark.structure
