@@ -20,6 +20,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 # Where an operation was written, which no test asks: a twentieth of the time.
 jax.config.update("jax_traceback_in_locations_limit", 0)
+# Nor is a key of each program made, to look it up on a disk.
+jax.config.update("jax_enable_compilation_cache", False)
 
 
 def pytest_addoption(parser):
@@ -143,8 +145,23 @@ def put(x):
 if hasattr(core, "stage_p"):
     core.stage_p.def_impl(put)
 
-# The programs of a file are lowered in one context of MLIR: to make one takes as long as to lower a small program.
-context = mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+make_context = mlir.make_ir_context
+shared_context = functools.cache(make_context)
+
+
+def context():
+    """One for all programs of a file: to make one takes as long as to lower a small program.
+
+    What is lowered in the midst of another program has its own, for it must not be inserted there.
+    """
+    try:
+        mlir.ir.Context.current  # noqa: B018 - it raises where there is none
+    except ValueError:
+        return shared_context()
+    return make_context()
+
+
+mlir.make_ir_context = context
 
 
 hypothesis.settings.register_profile("here", deadline=None, max_examples=25)
@@ -158,7 +175,7 @@ def no_programs_of_other_files(request):
     yield
     if request.path.name.startswith("test_"):
         jax.clear_caches()
-        context.cache_clear()
+        shared_context.cache_clear()
 
 
 @pytest.fixture
