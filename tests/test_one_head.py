@@ -42,7 +42,7 @@ def test_in_float64_it_is_the_definition_to_second_order(seen):
 )
 def test_the_error_is_a_few_roundings_and_of_half_precision_one(dtype, of_values, of_gradients):
     """Against float64, from inputs that the dtype holds exactly, in eps times the componentwise bound."""
-    *x, dout = (jnp.asarray(a, dtype) for a in (*qkv(), normal(T, Dv, seed=5)))
+    *x, dout = (a.astype(dtype) for a in (*qkv(), normal(T, Dv, seed=5)))
 
     @jax.jit
     def both(q, k, v):

@@ -159,7 +159,7 @@ def huge(dtype, size):
     k[17, 0] = -4  # one where q < 0
     q = np.where(rng.random((T, 1)) < 0.5, 1, -1).astype(np.float32)
     root = np.float32(np.sqrt(size / 16))
-    return jnp.asarray(q * root, dtype), jnp.asarray(k * root, dtype), jnp.asarray(normal(S, Dv), dtype)
+    return (q * root).astype(dtype), (k * root).astype(dtype), normal(S, Dv, dtype=dtype)
 
 
 KINDS = ("all", "masked", "multiplying score")
@@ -181,7 +181,7 @@ SOME = [
 def test_huge_logits_choose_their_keys_over_several_tiles_jitted_and_not(dtype, size, kind, jitted):
     dtype = jnp.dtype(dtype)
     q, k, v = huge(dtype, size)
-    dout = jnp.asarray(normal(T, Dv, seed=4), dtype)
+    dout = normal(T, Dv, seed=4, dtype=dtype)
     allowed = np.ones((T, S), bool)
     if kind == "masked":
         allowed = pairs(T=T, S=S)

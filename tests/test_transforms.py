@@ -518,8 +518,8 @@ def test_nested_maps_with_heads_that_share_their_keys(names):
 )
 def test_over_several_tiles_the_error_is_a_few_roundings(seen, dtype, of_values, of_gradients):
     """Against float64, from inputs that the dtype holds exactly, in eps times the componentwise bound."""
-    *x, dout = (jnp.asarray(a, dtype) for a in (*qkv(T=T, S=T), normal(T, Dv, seed=5)))
-    bias = jnp.asarray(normal(T, T, seed=7), dtype) if seen == "bias" else None
+    *x, dout = (a.astype(dtype) for a in (*qkv(T=T, S=T), normal(T, Dv, seed=5)))
+    bias = normal(T, T, seed=7, dtype=dtype) if seen == "bias" else None
     mask = masks.causal() if seen == "causal" else None
 
     @jax.jit
@@ -530,7 +530,7 @@ def test_over_several_tiles_the_error_is_a_few_roundings(seen, dtype, of_values,
 
     out, lse, gradients = both(*x)
     options = {"mask": None if mask is None else np.tri(T, dtype=bool)}
-    options["bias"] = None if bias is None else bias.astype(jnp.float64)
+    options["bias"] = None if bias is None else bias.astype(np.float64)
     want, bound = bounds(*(np.asarray(a, np.float64) for a in (*x, dout)), **options)
     assert_close(out, want["out"], ulps=of_values, scale=bound["out"])
     assert_close(lse, want["lse"], ulps=8, scale=bound["lse"])
