@@ -7,8 +7,10 @@ import os
 
 import hypothesis
 import jax
+import numpy as np
 import pytest
-from jax._src import compiler
+from jax._src import compiler, core
+from jax._src.interpreters import mlir
 
 # Before any backend is used. On a machine with an accelerator the tests run there: JAX_PLATFORMS decides, as ever.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -18,6 +20,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 # Where an operation was written, which no test asks: a twentieth of the time.
 jax.config.update("jax_traceback_in_locations_limit", 0)
+# Nor is a key of each program made, to look it up on a disk.
+jax.config.update("jax_enable_compilation_cache", False)
 
 
 def pytest_addoption(parser):
@@ -141,6 +145,33 @@ def compile_options(*args, env_options_overrides=None, **how):
 compiler.get_compile_options = compile_options
 
 
+def put(x):
+    """For `jnp.asarray` of numbers jax 0.10 compiles an identity of each shape: a tenth of all programs."""
+    return x if isinstance(x, core.Array) else jax.device_put(x.copy() if isinstance(x, np.ndarray) else x)
+
+
+if hasattr(core, "stage_p"):
+    core.stage_p.def_impl(put)
+
+make_context = mlir.make_ir_context
+shared_context = functools.cache(make_context)
+
+
+def context():
+    """One for all programs of a file: to make one takes as long as to lower a small program.
+
+    What is lowered in the midst of another program has its own, for it must not be inserted there.
+    """
+    try:
+        mlir.ir.Context.current  # noqa: B018 - it raises where there is none
+    except ValueError:
+        return shared_context()
+    return make_context()
+
+
+mlir.make_ir_context = context
+
+
 hypothesis.settings.register_profile("here", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -152,6 +183,7 @@ def no_programs_of_other_files(request):
     yield
     if request.path.name.startswith("test_"):
         jax.clear_caches()
+        shared_context.cache_clear()
 
 
 @pytest.fixture

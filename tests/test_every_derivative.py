@@ -89,21 +89,25 @@ def test_every_derivative_equals_the_reference(short):
 def test_the_loss_and_its_gradient_by_differences_in_numpy(short, drawn, x64):
     p, *x = drawn
     assert short["losses"][0] == pytest.approx(meanflow(p, *x), rel=1e-5)
-    stop = lambda a: a  # noqa: E731
-    loss, g = jax.value_and_grad(lambda p: mean.meanflow(demo.dense, stop, p, *map(jnp.asarray, x)))(p)
+
+    def value_and_gradient(stop):
+        return jax.jit(jax.value_and_grad(lambda p: mean.meanflow(demo.dense, stop, p, *map(jnp.asarray, x))))(p)
+
+    loss, g = value_and_gradient(lambda a: a)
     assert float(loss) == pytest.approx(meanflow(p, *x), rel=1e-9)
     w = {n: np.cos(np.arange(a.size, dtype=float)).reshape(a.shape) for n, a in p.items()}
     slope = sum(float(jnp.vdot(g[n], w[n])) for n in p)
     assert slope == pytest.approx(difference(lambda p: meanflow(p, *x), p, w), rel=1e-5)
-    stopped = jax.grad(lambda p: mean.meanflow(demo.dense, jax.lax.stop_gradient, p, *map(jnp.asarray, x)))(p)
+    _, stopped = value_and_gradient(jax.lax.stop_gradient)
     assert demo.off(ravel_pytree(stopped)[0], ravel_pytree(g)[0]) > 0.01  # what the paper stops is not nothing
 
 
 def test_descent_and_curvature_repeated_densely(short, drawn, x64):
     p, *x = (jax.tree.map(jnp.asarray, a) for a in drawn)
     losses, curvatures = [], []
+    value_and_gradient = jax.jit(jax.value_and_grad(lambda p: mean.meanflow(demo.dense, lambda a: a, p, *x)))
     for _ in range(2):
-        loss, g = jax.value_and_grad(lambda p: mean.meanflow(demo.dense, lambda a: a, p, *x))(p)
+        loss, g = value_and_gradient(p)
         losses, p = [*losses, loss], jax.tree.map(lambda a, b: a - 0.1 * b, p, g)
     flat, tree = ravel_pytree(p)
     Hw = ravel_pytree(g)[0]

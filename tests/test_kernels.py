@@ -72,8 +72,14 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
 }
 
 
+AGAIN = {"window", "segments & causal", "one row for all", "composed", "sinks"}
+"""What other cases hold together with more."""
+
+
 @pytest.mark.structure
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive) if name in AGAIN else name for name in CASES]
+)
 def test_the_kernels_are_the_definition_and_its_derivatives(name):
     assert_as_defined(CASES[name], T, S, D, Dv, TILE)
 
@@ -192,7 +198,14 @@ def test_logits_as_large_as_a_million():
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("order", ["tangent of the gradient", "gradient of the tangent", "gradient of the gradient"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "tangent of the gradient",
+        pytest.param("gradient of the tangent", marks=pytest.mark.exhaustive),
+        "gradient of the gradient",
+    ],
+)
 def test_higher_orders_are_those_of_the_loops(order):
     x = [normal(n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv))]
 
@@ -378,15 +391,18 @@ def test_a_kernel_reads_what_was_written_and_nothing_else(mask, capfd):
     leaves, tree = jax.tree.flatten(x)
     heads = ((0,), *[()] * (len(leaves) - 1))  # two heads of queries over the same keys
     every = lambda *x: jattn.attention(*x, mask=mask, return_lse=True, tile=TILE, implementation="loops", **AT)  # noqa: E731
-    (want, lse), pull = jax.vjp(jax.vmap(every, (0, None, None)), q, k, v)
-    cotangents = jnp.sin(want), jnp.cos(lse)
 
-    one = BatchLevels((2,), heads, ((0,),) * 3)
-    out, m, log_sum = passes.forward(Forward(plan, tree), one, run, q, *leaves[1:])
-    assert_close((out, m + log_sum), jax.tree.map(np.asarray, (want, lse)))
-    both = BatchLevels((2,), heads + ((0,),) * 5, heads[:3])
-    got = passes.backward(Backward(plan, tree, (0, 1, 2)), both, run, q, *leaves[1:], out, m, log_sum, *cotangents)
-    assert_close(got, jax.tree.map(np.asarray, list(pull(cotangents))))
+    @jax.jit
+    def kernels(q, *leaves):
+        one = BatchLevels((2,), heads, ((0,),) * 3)
+        out, m, log_sum = passes.forward(Forward(plan, tree), one, run, q, *leaves)
+        both = BatchLevels((2,), heads + ((0,),) * 5, heads[:3])
+        cotangents = jnp.sin(out), jnp.cos(m + log_sum)
+        x = q, *leaves, out, m, log_sum, *cotangents
+        return (out, m + log_sum), passes.backward(Backward(plan, tree, (0, 1, 2)), both, run, *x)
+
+    value, gradient = batch(jax.vmap(every, (0, None, None)))(q, k, v)
+    assert_close(kernels(q, *leaves[1:]), jax.tree.map(np.asarray, (value, list(gradient))))
     assert "RACE" not in "".join(capfd.readouterr())
 
 

@@ -33,14 +33,15 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
 }
 
 
-@pytest.fixture
-def interpreted(monkeypatch):
+@pytest.fixture(scope="module")
+def interpreted():
     """implementation='interpret' runs the kernels of the GPU."""
     if jax.__version_info__ >= (0, 11):
         pytest.skip("refused there, which other tests ask")
     jax.clear_caches()
-    monkeypatch.setattr(support, "INTERPRETED", "gpu")
-    yield
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(support, "INTERPRETED", "gpu")
+        yield
     jax.clear_caches()
 
 

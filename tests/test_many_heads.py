@@ -102,9 +102,10 @@ def test_xla_is_the_call_of_jax_nn_in_value_gradient_and_residual(name):
     implementation = "xla"
     got = run(jattn.dot_product_attention, lengths)
     assert_same(got, run(jax.nn.dot_product_attention, {n: x.astype(np.int32) for n, x in lengths.items()}))
-    implementation = None
-    with pytest.raises(AssertionError):  # the control: jattn's own engine gives such a query zeros
-        assert_close(run(jattn.dot_product_attention, lengths), got, ulps=2**20)
+    if name == "mask":
+        implementation = None
+        with pytest.raises(AssertionError):  # the control: jattn's own engine gives such a query zeros
+            assert_close(run(jattn.dot_product_attention, lengths), got, ulps=2**20)
 
 
 @pytest.mark.structure
@@ -231,12 +232,12 @@ def test_it_may_be_mapped_further():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_rounded_once(dtype):
     """jax.nn rounds the weights as well; ours is the float32 result, rounded."""
-    x = tuple(jnp.asarray(a, dtype) for a in batch())
+    x = batch(dtype)
     f = jax.jit(lambda *x: jattn.dot_product_attention(*x, is_causal=True, return_residual=True))
     out, lse = f(*x)
     assert out.dtype == dtype
     assert lse.dtype == jnp.float32
-    wide, _ = f(*(a.astype(jnp.float32) for a in x))
+    wide, _ = f(*(a.astype(np.float32) for a in x))
     assert_close(out, wide, ulps=0.75, scale=np.abs(np.asarray(x[2], np.float64)).max())
 
 

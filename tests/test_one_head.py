@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import D, Dv, S, T, assert_close, eps, normal, pairs, positions, qkv
-from _oracles import bounds, definition, derivatives, inputs, ours, weigh
+from _oracles import bounds, definition, derivatives, inputs, ours, steps, weigh
 
 import jattn
 from jattn import masks, reference
@@ -28,7 +28,7 @@ def test_in_float64_it_is_the_definition_to_second_order(seen):
         "window, lengths, score": (masks.window(4, 1) & ~masks.lengths(q=3) | masks.lengths(k=2), alibi),
     }[seen]
     places = positions()
-    allowed = None if mask is None else masks.to_dense(mask, T, S, **places)
+    allowed = None if mask is None else jax.jit(lambda: masks.to_dense(mask, T, S, **places))()
     got = derivatives(ours(mask=mask, score=score, **places))(**inputs())
     want = derivatives(definition(mask=allowed, score=score, **places))(**inputs())
     assert_close(got["value"], want["value"], ulps=8)
@@ -42,7 +42,7 @@ def test_in_float64_it_is_the_definition_to_second_order(seen):
 )
 def test_the_error_is_a_few_roundings_and_of_half_precision_one(dtype, of_values, of_gradients):
     """Against float64, from inputs that the dtype holds exactly, in eps times the componentwise bound."""
-    *x, dout = (jnp.asarray(a, dtype) for a in (*qkv(), normal(T, Dv, seed=5)))
+    *x, dout = (a.astype(dtype) for a in (*qkv(), normal(T, Dv, seed=5)))
 
     @jax.jit
     def both(q, k, v):
@@ -122,12 +122,12 @@ def test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing(by, score):
 def test_a_nan_that_is_attended_stays_in_the_rows_that_attend_it():
     q, k, v = qkv(dtype=np.float32)
     allowed = pairs()
+    f = jax.jit(lambda q, k, v: jax.jvp(lambda q: jattn.attention(q, k, v, mask=allowed), (q,), (q,)))
+    want, want_dot = map(np.asarray, f(q, k, v))
     for which in ("k", "v"):
         x = {"q": q, "k": k.copy(), "v": v.copy()}
         x[which][4, 0] = np.nan
-        f = jax.jit(lambda q, k, v: jax.jvp(lambda q: jattn.attention(q, k, v, mask=allowed), (q,), (q,)))
-        out, out_dot = map(np.asarray, f(**x))
-        want, want_dot = f(q, k, v)
+        out, out_dot = map(np.asarray, f(*x.values()))
         attend = allowed[:, 4]
         assert attend.any()
         assert not attend.all()
@@ -300,11 +300,11 @@ def test_huge_logits_choose_their_key_jitted_and_not(size, width, kind):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_logits_of_ten_thousand_in_every_dtype_jitted_and_not(dtype):
-    q, k, v = (jnp.asarray(x, dtype) for x in qkv())
+    q, k, v = (x.astype(dtype) for x in qkv())
     q, k = q * dtype(130), k * dtype(130)
     f = lambda q, k, v: jattn.attention(q, k, v, return_lse=True)  # noqa: E731
     with jax.enable_x64(True):
-        (_, x, p, want), lse = jax.jit(reference.steps)(*(np.asarray(a, np.float64) for a in (q, k, v)))
+        (_, x, p, want), lse = steps(*(np.asarray(a, np.float64) for a in (q, k, v)))
         assert np.abs(x).max() > 1e4
         size = np.asarray(D**-0.5 * np.abs(np.asarray(q, np.float64)) @ np.abs(np.asarray(k, np.float64)).T)
         wrong = eps(jnp.float32) * size.max()  # of a logit, and so of a weight relative to itself
@@ -316,15 +316,17 @@ def test_logits_of_ten_thousand_in_every_dtype_jitted_and_not(dtype):
 
 
 def test_float16_to_its_limit_runs_under_jit():
-    q, k, v = spelled(16.0, 3, None, None)[:3]
-    top = jnp.float16(6e4)
-    q, k, v = (jnp.asarray(x, jnp.float16) for x in (q, k, v))
-    q, k = q / jnp.max(jnp.abs(q)) * top, k / jnp.max(jnp.abs(k)) * top
-    f = jax.jit(lambda q, k, v: jax.value_and_grad(lambda *x: jattn.attention(*x).sum(), (0, 1, 2))(q, k, v))
-    out = jax.jit(jattn.attention)(q, k, v)
+    q, k, v = (x.astype(np.float16) for x in spelled(16.0, 3, None, None)[:3])
+    q, k = (x / np.abs(x).max() * np.float16(6e4) for x in (q, k))
+
+    @jax.jit
+    def both(*x):
+        out, pull = jax.vjp(jattn.attention, *x)
+        return out, out.sum(), pull(jnp.ones_like(out))
+
+    out, *others = both(q, k, v)
     np.testing.assert_array_equal(out[0], v[2])
-    assert np.isfinite(np.asarray(out, np.float32)).all()
-    assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in jax.tree.leaves(f(q, k, v)))
+    assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in jax.tree.leaves((out, others)))
 
 
 # The order of things.

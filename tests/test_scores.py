@@ -126,7 +126,10 @@ MADE = {  # a score inside a function of what it learns
 
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.exhaustive) if n in ("tau", "slope", "distances") else n for n in MADE],
+)
 def test_a_gradient_of_a_function_that_builds_the_score_inside(name):
     """To what it captures, under jit and vmap; and one order further. (test_transforms has all orders.)"""
     make, w = MADE[name]

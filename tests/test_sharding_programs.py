@@ -222,6 +222,7 @@ def twice(*x):
 ROWS = {"short": 48, "one by one": 40, "long": 600}
 ONE_BY_ONE = ["one by one", pytest.param("long", marks=pytest.mark.exhaustive)]
 """Rows whose examples and heads run one by one: few as if they filled the caches, and so many that they do."""
+BATCH, HEADS = P("x"), P(None, None, "x")
 
 
 @pytest.fixture(name="T")
@@ -249,8 +250,18 @@ def on_devices(f, x, at, out, want=None):
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("T", ["short", *ONE_BY_ONE], indirect=True)
-@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
+@pytest.mark.parametrize(
+    ("spec", "T"),
+    [
+        pytest.param(BATCH, "short", id="batch-short"),
+        pytest.param(HEADS, "one by one", id="heads-one by one"),
+        pytest.param(BATCH, "one by one", id="batch-one by one", marks=pytest.mark.exhaustive),
+        pytest.param(BATCH, "long", id="batch-long", marks=pytest.mark.exhaustive),
+        pytest.param(HEADS, "short", id="heads-short", marks=pytest.mark.exhaustive),
+        pytest.param(HEADS, "long", id="heads-long", marks=pytest.mark.exhaustive),
+    ],
+    indirect=["T"],
+)
 def test_sharded_batch_and_heads_need_no_collective(spec, T):
     """Where heads run one by one too: each device runs its own."""
     for f, out in ((plain, spec), (twice, ((spec,) * 3,) * 2)):
@@ -262,7 +273,7 @@ def test_sharded_batch_and_heads_need_no_collective(spec, T):
 
 @pytest.mark.structure
 @pytest.mark.parametrize("T", ["short", pytest.param("long", marks=pytest.mark.exhaustive)], indirect=True)
-@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
+@pytest.mark.parametrize("spec", [BATCH, HEADS], ids=["batch", "heads"])
 def test_nor_do_they_where_no_axis_of_the_sequence_is_sharded(spec, T):
     """jattn.sharding.attention without a scheme."""
     manual = functools.partial(sharding.attention, mesh=mesh_of(8, "x"), spec=spec, mask=masks.causal())
@@ -277,7 +288,7 @@ def test_nor_do_they_where_no_axis_of_the_sequence_is_sharded(spec, T):
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
-@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
+@pytest.mark.parametrize("spec", [pytest.param(BATCH, marks=pytest.mark.exhaustive), HEADS], ids=["batch", "heads"])
 def test_nor_do_they_in_float64(spec, T):
     """The compiler asks in a thread of its own, where x64 is not enabled."""
     x, want = of_one_device(twice, ((8, T, 8, 4),) * 3, np.float64)

@@ -67,6 +67,15 @@ CASES = {
     "sinks, strided and neighbours": case(
         rows=SQUARE, fixed={"mask": masks.sinks(3) & ~masks.strided(7, 2) | masks.neighbourhood(41, 4, 3)}
     ),
+    "masks of every shape": case(
+        rows=SQUARE,
+        fixed={
+            "mask": masks.prefix(7) & masks.blocks(np.eye(6, dtype=bool)[::-1], 7)
+            | masks.chunked(19) & ~masks.strided(7, 2)
+            | masks.dilated(5) & ~masks.neighbourhood(41, 4, 3)
+            | masks.sinks(3)
+        },
+    ),
     "ragged and tree, traced": case(
         traced={"mask": masks.ragged([0, 9, 9, 30, 36], [2, 20, 21, 35, 41]) | masks.tree(PARENTS, prefix=4)}
     ),
@@ -208,36 +217,39 @@ TRANSFORMS = {
 }
 
 
-# Which are asked of which. Every case: the value, the first order in both modes, and the pairing of the two. A mask is
-# booleans to any order: what more is asked of one is asked of one mask of each kind, and of them all in the product.
+# Which are asked of which. Every case: the value, the first order in both modes, and the pairing of the two. The second
+# order is asked of a mask of each kind (a mask is booleans to any order) and of every other ingredient, alone or with
+# the others in "everything"; the product asks it of every case.
 
 FIRST = ("value and grad", "linearize")
 SECOND = ("jvp of grad", "grad of jvp", "grad of grad")
 MORE = {
     "nothing": ("value", "jacfwd", "hessian", "scan"),
     "one tile": ("value", *SECOND, "vmap"),
-    "causal": ("jvp of grad", "jacrev"),
+    "causal": ("jacrev",),
     "window": ("checkpoint",),
-    "lengths": ("grad of grad", "scan"),
-    "lengths, traced": ("value", "jvp of grad", "grad of jvp", "hessian", "vmap of grad"),
+    "lengths": ("scan",),
+    "lengths, traced": ("value", "hessian", "vmap of grad"),
     "dense mask": (*SECOND, "jacfwd", "jacrev"),
-    "algebra": ("grad of jvp", "vmap of grad"),
-    "positions, traced": ("grad of grad", "jacrev"),
-    "bias": ("grad of jvp", "grad of grad", "vmap"),
+    "algebra": ("vmap of grad",),
+    "positions, traced": ("jacrev",),
+    "bias": ("vmap",),
     "bias for all queries": (*SECOND, "third order", "vmap of grad"),
-    "sink": ("grad of jvp", "checkpoint"),
+    "sink": ("checkpoint",),
     "one sink": (*SECOND, "third order"),
-    "soft cap": ("grad of jvp", "jvp"),
+    "soft cap": ("jvp",),
     "learned score": ("third order", "scan"),
     "where": ("hessian",),
     "relative bias": ("grad of jvp", "vmap"),
     "distance bias": ("grad of grad",),
     "soft cap and alibi": ("jvp of grad", "checkpoint", "jacfwd"),
-    "temperature": ("grad of jvp", "jvp"),
-    "dropout": ("grad of jvp", "jvp", "vmap of grad"),
-    "everything": ("jvp of grad", "grad of grad"),
+    "temperature": ("jvp",),
+    "dropout": ("jvp", "vmap of grad"),
+    "everything": SECOND,
 }
-COVERING = {name: (*FIRST, *MORE.get(name, ())) for name in CASES}
+TOGETHER = {"prefix", "chunked and dilated", "blocks", "sinks, strided and neighbours"}
+"""Masks that are asked in one, "masks of every shape", and one by one in the product."""
+COVERING = {name: (*FIRST, *MORE.get(name, ())) for name in CASES if name not in TOGETHER}
 
 
 # The whole product. The dearest to compile, and the cases that differ most.
@@ -246,8 +258,7 @@ IN_FULL = {"nothing", "lengths, traced", "bias for all queries", "learned score"
 
 
 # Of masks and scores that are values the program has the parts that the others have: they are asked the most telling.
-IN_BRIEF = {"prefix", "segments, traced", "chunked and dilated", "blocks", "where"}
-IN_BRIEF |= {"sinks, strided and neighbours", "ragged and tree, traced"}
+IN_BRIEF = TOGETHER | {"segments, traced", "where", "masks of every shape", "ragged and tree, traced"}
 IN_BRIEF |= {"relative bias", "distance bias", "soft cap and alibi", "temperature"}
 TELLING = {"value", *FIRST, *SECOND, "vmap of grad"}
 
@@ -306,7 +317,7 @@ def assert_as_defined(name, asked):
 
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", COVERING)
 def test_every_transform_is_that_of_the_definition(name):
     assert_as_defined(name, COVERING[name])
 
@@ -357,21 +368,21 @@ def test_what_differs_by_a_billionth_is_seen():
 
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
-def test_every_second_derivative_of_a_scan_that_attends():
+@pytest.mark.parametrize(
+    "names",
+    [("jvp of grad", "grad of grad"), pytest.param(("grad of jvp",), marks=pytest.mark.exhaustive)],
+    ids=", ".join,
+)
+def test_every_second_derivative_of_a_scan_that_attends(names):
     """Reverse over reverse too: each step's rule must outlive the scan's own taking apart."""
     x, x_dot = (only("qkv", a) for a in active_inputs("nothing"))
 
     def orders(f):
-        g = scanned(f)
-        return {
-            "jvp of grad": along(jax.grad(loss(g)), x_dot)(x),
-            "grad of jvp": jax.grad(loss(along(g, x_dot)))(x),
-            "grad of grad": jax.grad(lambda x: dot(jax.grad(loss(g))(x), x_dot))(x),
-        }
+        return {n: TRANSFORMS[n](scanned(f), x, x_dot) for n in names}
 
     got = jax.jit(lambda: orders(in_tiles("nothing", {})))()
     want = jax.jit(lambda: orders(lambda x: reference.attention(x["q"], x["k"], x["v"])))()
-    for name in want:
+    for name in names:
         assert_equal(got[name], want[name], name)
 
 
@@ -386,9 +397,15 @@ BATCH = {
 
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", BATCH)
-def test_over_some_arguments_and_any_axis(name):
-    """vmap, vmap of grad, and of what is shared the gradient of the sum."""
+@pytest.mark.parametrize(
+    ("name", "second_order"),
+    [
+        *((name, name in ("all", "keys and lengths")) for name in BATCH),
+        *(pytest.param(n, True, marks=pytest.mark.exhaustive) for n in ("queries", "bias and sink", "only lengths")),
+    ],
+)
+def test_over_some_arguments_and_any_axis(name, second_order):
+    """vmap, vmap of grad, and of what is shared the gradient of the sum, and its tangent."""
     axes = BATCH[name]
     one = dict(zip("qkv", qkv(T=T, S=S), strict=True)) | {"bias": normal(T, S, seed=7), "sink": normal(T, seed=9)}
     x = {n: a if axes[n] is None else np.stack([a, a / 2, a + 0.1], axes[n]) for n, a in one.items()}
@@ -408,8 +425,9 @@ def test_over_some_arguments_and_any_axis(name):
         over = (active, axes["mask"])
         each = lambda x, n: (f(x, n), jax.grad(lambda x: weigh(*f(x, n)))(x))  # noqa: E731
         summed = lambda x: weigh(*jax.vmap(f, over, (0, 1))(x, lengths))  # noqa: E731
-        hvp = jax.jvp(jax.grad(summed), (x,), (jax.tree.map(jnp.cos, x),))
-        return {"each": jax.vmap(each, over)(x, lengths), "sum": hvp}
+        gradient = jax.grad(summed)
+        of_sum = jax.jvp(gradient, (x,), (jax.tree.map(jnp.cos, x),)) if second_order else gradient(x)
+        return {"each": jax.vmap(each, over)(x, lengths), "sum": of_sum}
 
     got, want = (jax.jit(lambda *x, f=f: every(f, *x))(x, lengths) for f in (ours, dense))
     for transform in want:
@@ -500,8 +518,8 @@ def test_nested_maps_with_heads_that_share_their_keys(names):
 )
 def test_over_several_tiles_the_error_is_a_few_roundings(seen, dtype, of_values, of_gradients):
     """Against float64, from inputs that the dtype holds exactly, in eps times the componentwise bound."""
-    *x, dout = (jnp.asarray(a, dtype) for a in (*qkv(T=T, S=T), normal(T, Dv, seed=5)))
-    bias = jnp.asarray(normal(T, T, seed=7), dtype) if seen == "bias" else None
+    *x, dout = (a.astype(dtype) for a in (*qkv(T=T, S=T), normal(T, Dv, seed=5)))
+    bias = normal(T, T, seed=7, dtype=dtype) if seen == "bias" else None
     mask = masks.causal() if seen == "causal" else None
 
     @jax.jit
@@ -512,7 +530,7 @@ def test_over_several_tiles_the_error_is_a_few_roundings(seen, dtype, of_values,
 
     out, lse, gradients = both(*x)
     options = {"mask": None if mask is None else np.tri(T, dtype=bool)}
-    options["bias"] = None if bias is None else bias.astype(jnp.float64)
+    options["bias"] = None if bias is None else bias.astype(np.float64)
     want, bound = bounds(*(np.asarray(a, np.float64) for a in (*x, dout)), **options)
     assert_close(out, want["out"], ulps=of_values, scale=bound["out"])
     assert_close(lse, want["lse"], ulps=8, scale=bound["lse"])
