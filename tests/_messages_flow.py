@@ -77,7 +77,12 @@ def traced(call):
 
 KEYS = ones(17, 5)
 ARRAY = "Pass a jax or NumPy array."
-PATH = flow.run(lambda q: -q @ jnp.ones(2), ones(2), optax.sgd(0.1), 2)
+# Runs are made where they are asked for: every worker of the tests reads this table.
+
+
+def path():
+    return flow.run(lambda q: -q @ jnp.ones(2), ones(2), optax.sgd(0.1), 2)
+
 
 FLOW = [
     (ran(params={"q": "river"}), TypeError, f"run: params must be an array of numbers in one shape, got params of type str. {ARRAY}"),
@@ -121,8 +126,8 @@ FLOW = [
     (lambda: flow.measure_row(KEYS, KEYS, KEYS, ones(17), 0), ValueError, "measure_row: dout must have the shape [T, Dv], got q [17, 5] and v [17, 5] and dout [17]. Pass dL/dout of every query, as jax.grad gives it."),
     (lambda: flow.measure_row(KEYS, KEYS, KEYS, KEYS, 0.5), TypeError, "measure_row: row must be integer, got row float32[]. A row is the number of a query: pass a whole number."),
     (lambda: flow.rollout(ones(2, 3, 4)), ValueError, "rollout: weights must have the axes [L, T, T], got weights [2, 3, 4]. Average over heads and stack the layers: weights.mean(1)."),
-    (lambda: flow.check(PATH), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of ArrayImpl. Run it with observe=watch(…)."),
-    (lambda: flow.check(DIAGNOSED, keys="tied"), ValueError, "check: keys must be one of three words, got keys 'tied'. Say frozen, free or projected."),
+    (lambda: flow.check(path()), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of ArrayImpl. Run it with observe=watch(…)."),
+    (lambda: flow.check(diagnosed(), keys="tied"), ValueError, "check: keys must be one of three words, got keys 'tied'. Say frozen, free or projected."),
 ]  # fmt: skip
 
 
@@ -131,6 +136,8 @@ def _read(q):
 
 
 OBJECTIVE = flow.cross_entropy(0)
-DIAGNOSED = flow.run(
-    flow.loss_of(_read, OBJECTIVE), ones(2), optax.sgd(0.1), 2, observe=flow.watch(_read, OBJECTIVE, 0)
-)
+
+
+def diagnosed():
+    watch = flow.watch(_read, OBJECTIVE, 0)
+    return flow.run(flow.loss_of(_read, OBJECTIVE), ones(2), optax.sgd(0.1), 2, observe=watch)

@@ -41,14 +41,24 @@ POSITIONS = [
     (lambda: positions.sinusoidal(ones(2, T, dtype=np.int32), 4), ValueError, "sinusoidal: positions must have the axes [T], got positions [2, 13]. Map over a batch with jax.vmap."),
 ]  # fmt: skip
 
-PARAMS = heads.init(jax.random.key(0), 8, heads=4, kv_heads=2)
-LATENT = heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, rope_dim=2, value_dim=4, kv_rank=3)
+
+# Made where they are asked for: every worker of the tests reads this table.
+
+
+def params():
+    return heads.init(jax.random.key(0), 8, heads=4, kv_heads=2)
+
+
+def latent():
+    return heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, rope_dim=2, value_dim=4, kv_rank=3)
+
+
 MAPPED = "No batch: map with jax.vmap, in_axes (None, 0)."
 SHARE = "Each key/value head serves the same number of query heads."
 
 
 def attend(x=None, context=None, **options):
-    return lambda: heads.multi_head(PARAMS, ones(T, 8) if x is None else x, context, **options)
+    return lambda: heads.multi_head(params(), ones(T, 8) if x is None else x, context, **options)
 
 
 def group(H=4, Hkv=2, **options):
@@ -79,7 +89,7 @@ HEADS = [
     (group(H=3), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [3, 13, 6] and k [2, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (group(Hkv=4), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [4, 13, 6] and k [4, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (lambda: heads.grouped(ones(T, 6), ones(2, S, 6), ones(2, S, 6)), ValueError, "grouped: q must have the axes [H, T, D], got q [13, 6]. No batch: map with jax.vmap."),
-    (lambda: heads.latent_expanded(LATENT, ones(T, 7), rope=rotary), ValueError, "latents: x [T, E] must be as wide as params take, got x [13, 7] and kv_down [8, 3]. Make params for this width: latent_init(key, width, ...)."),
+    (lambda: heads.latent_expanded(latent(), ones(T, 7), rope=rotary), ValueError, "latents: x [T, E] must be as wide as params take, got x [13, 7] and kv_down [8, 3]. Make params for this width: latent_init(key, width, ...)."),
     (scored(tokens=ones(T)), TypeError, "head_scores: tokens must be integer, got tokens float32[13]. A token is a number: pass whole numbers."),
     (scored(tokens=ones(S, dtype=np.int32)), ValueError, "head_scores: q, k and tokens must have one row for each token, got q [4, 13, 6] and k [2, 13, 6] and tokens [17]. Pass the tokens of one sequence, and what `project` makes of it."),
     (scored(per_head={"sink": ones(2)}), ValueError, "head_scores: per_head must have one entry a head, H = 4, got per_head [2]. What all heads share goes beside it, as an option of its own."),
@@ -89,7 +99,7 @@ HEADS = [
     (lambda: heads.agreement(ones(4), ones(2, 2)), ValueError, "agreement: estimate and effect must have one shape, got estimate [4] and effect [2, 2]. Give both for the same heads."),
     (lens(out=ones(T, 6)), ValueError, "backward_lens: out must have the axes [H, T, Dv], got out [13, 6]. No batch: map with jax.vmap."),
     (lens(unembed=ones(7, 9)), ValueError, "backward_lens: out [H, T, Dv], gradient [H, Dv, E] and unembed [E, V] must agree in H, Dv and E, got out [4, 13, 6] and gradient [4, 6, 8] and unembed [7, 9]. Take all three of one layer."),
-    (lambda: heads.latent_absorbed(LATENT, ones(2, T, 8), rope=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
+    (lambda: heads.latent_absorbed(latent(), ones(2, T, 8), rope=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
 ]  # fmt: skip
 
 

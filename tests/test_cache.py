@@ -523,7 +523,7 @@ def test_pages_hold_what_each_row_was_given_whatever_is_done(moves):
             np.testing.assert_array_equal(held, lists[b])
         begun = [table[b, len(lists[b]) // C] for b in range(3) if len(lists[b]) % C]
         assert all((table == page).sum() == 1 for page in begun)
-        c = dataclasses.replace(c, full=np.zeros(3, bool))
+        c = dataclasses.replace(c, full=jnp.zeros(3, bool))
 
 
 @pytest.mark.structure

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jattn._numerics import zero_nonfinite_rows
 from jattn.engine import tile as tiles
+from jattn.engine.batching import Operand
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import schedule
 from jattn.engine.tangent import (
@@ -45,7 +46,7 @@ class Backward(DerivativePass):
     def output_types(self, *types: Any) -> list[Any]:
         return [types[i] for i in self.argnums]
 
-    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, total: Callable[..., Any], *xs: Operand) -> list[jax.Array]:
         plan, residuals = self.plan, self.residuals(xs)
         dout, dlse = xs[self.nonlinear_operands :]
         dout = jnp.where(residuals.nonempty[:, None], dout, 0)

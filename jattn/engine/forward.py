@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jattn._numerics import any_along, below, nan_if_nonfinite, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
-from jattn.engine.batching import BatchedFunction, Example, ForFinite
+from jattn.engine.batching import BatchedFunction, ForFinite, Operand
 from jattn.engine.plan import Operands, Plan, pad
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
 from jattn.engine.tangent import Tangent, transposed_dot
@@ -68,7 +68,7 @@ class Forward(PlannedFunction, ReturnsPartial):
     def tangent_function(self, argnums: tuple[int, ...]) -> Tangent:
         return Tangent(self.plan, self.tree, argnums)
 
-    def __call__(self, *leaves: jax.Array | Example) -> list[jax.Array]:
+    def __call__(self, *leaves: Operand) -> list[jax.Array]:
         plan = self.plan
         x = pad(plan, jax.tree.unflatten(self.tree, leaves))
         if fits_one_tile(plan, x):

@@ -17,7 +17,7 @@ from jattn._numerics import below, zero_nonfinite_rows
 from jattn._values import recomputed
 from jattn.engine import tile as tiles
 from jattn.engine.backward import rounded_as, sum_backward
-from jattn.engine.batching import Linear, are_transposes, times
+from jattn.engine.batching import Linear, Operand, are_transposes, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule, sum_by_rows
 from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, sum_tangent
@@ -42,7 +42,7 @@ class BestKeys(PlannedFunction):
     def working_set_bytes(self) -> int | None:
         return self.plan.working_set_bytes
 
-    def __call__(self, *leaves: jax.Array) -> list[jax.Array]:
+    def __call__(self, *leaves: Operand) -> list[jax.Array]:
         plan = self.plan
         x = pad(plan, jax.tree.unflatten(self.tree, leaves))
         visits = schedule(plan, x)
@@ -111,7 +111,7 @@ class LogitsAt(_VisitsNoTile):
     def tangent_function(self, argnums: tuple[int, ...]) -> "LogitsAtTangent":
         return LogitsAtTangent(self.plan, self.tree, argnums)
 
-    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+    def __call__(self, *xs: Operand) -> list[jax.Array]:
         x = jax.tree.unflatten(self.tree, xs[:-1])
         return [jax.lax.map(lambda at: logits_at(self.plan, x, at), xs[-1].T).T]
 
@@ -175,7 +175,7 @@ class LogitsAtTangent(_OfLogitsAt):
     def output_types(self, *types: Any) -> list[Any]:
         return [types[self.nonlinear_operands - 1]]
 
-    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+    def __call__(self, *xs: Operand) -> list[jax.Array]:
         primals, tangents = self.active([xs[i] for i in self.argnums]), self.active(xs[self.nonlinear_operands :])
 
         def tangent(at: jax.Array) -> jax.Array:
@@ -195,7 +195,7 @@ class LogitsAtBackward(_OfLogitsAt):
     def output_types(self, *types: Any) -> list[Any]:
         return [types[i] for i in self.argnums]
 
-    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+    def __call__(self, *xs: Operand) -> list[jax.Array]:
         leaves = [xs[i] for i in self.argnums]
         primals = self.active(leaves)
 
@@ -232,7 +232,7 @@ class Deviation(PlannedFunction):
     def tangent_function(self, argnums: tuple[int, ...]) -> "DeviationTangent":
         return DeviationTangent(self.plan, self.tree, argnums)
 
-    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+    def __call__(self, *xs: Operand) -> list[jax.Array]:
         plan, residuals = self.plan, _residuals(self, xs)
 
         def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
@@ -282,7 +282,7 @@ class DeviationTangent(_DeviationPass):
     def output_types(self, *types: Any) -> list[Any]:
         return [self.plan.type_of_rows()]
 
-    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, total: Callable[..., Any], *xs: Operand) -> list[jax.Array]:
         x_dot = pad(self.plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
         return sum_tangent(self.plan, self.residuals(xs), x_dot, total, _OfDeviation)[1:]
 
@@ -298,7 +298,7 @@ class DeviationBackward(_DeviationPass):
     def output_types(self, *types: Any) -> list[Any]:
         return [types[i] for i in self.argnums]
 
-    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, total: Callable[..., Any], *xs: Operand) -> list[jax.Array]:
         residuals = self.residuals(xs)
         active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
         no_values = jnp.zeros((self.plan.T, residuals.x.v.shape[1]), self.plan.dtype)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn.engine import tile as tiles
-from jattn.engine.batching import Linear, times
+from jattn.engine.batching import Linear, Operand, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, schedule, sum_by_rows, sum_by_tiles
 from jattn.engine.tile import Tile
@@ -66,16 +66,16 @@ class DerivativePass(PlannedFunction, Linear):
     def nonlinear_operands(self) -> int:
         return self.tree.num_leaves + 3
 
-    def __call__(self, *xs: jax.Array) -> list[jax.Array]:
+    def __call__(self, *xs: Operand) -> list[jax.Array]:
         return self.run(sum_by_rows, *xs)
 
-    def transposable(self, *xs: jax.Array) -> list[jax.Array]:
+    def transposable(self, *xs: Operand) -> list[jax.Array]:
         return self.run(sum_by_tiles, *xs)
 
-    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, total: Callable[..., Any], *xs: Operand) -> list[jax.Array]:
         raise NotImplementedError
 
-    def residuals(self, xs: Sequence[jax.Array]) -> Residuals:
+    def residuals(self, xs: Sequence[Operand]) -> Residuals:
         plan, n = self.plan, self.tree.num_leaves
         out, m, log_sum = xs[n : n + 3]
         # A row that pads has no weight anywhere: whatever its logits, they lie infinitely far below its maximum.
@@ -165,7 +165,7 @@ class Tangent(DerivativePass):
         out, _, log_sum = types[self.tree.num_leaves : self.nonlinear_operands]
         return [out, log_sum]
 
-    def run(self, total: Callable[..., Any], *xs: jax.Array) -> list[jax.Array]:
+    def run(self, total: Callable[..., Any], *xs: Operand) -> list[jax.Array]:
         plan, residuals = self.plan, self.residuals(xs)
         x_dot = pad(plan, select_active(self.tree, self.argnums, xs[self.nonlinear_operands :]))
         a, lse_dot = sum_tangent(plan, residuals, x_dot, total)

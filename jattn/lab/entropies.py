@@ -20,7 +20,7 @@ def entropies(x: Float[Array, "T D"], w_q: Float[Array, "D E"], w_k: Float[Array
     return -jnp.sum(steps.weights * log_softmax(steps.scaled), 1)
 
 
-def bound(sigma: np.ndarray, n: int) -> np.ndarray:
+def bound(sigma: np.ndarray, n: int) -> np.ndarray | np.float64:
     """The least entropy of n weights whose logits have the norm σ: one stands out, and the others are equal.
 
     log(1 + (n−1)β) + σ √(n(n−1)) β / (1 + (n−1)β),    β = exp(−σ √(n/(n−1)))

@@ -16,14 +16,14 @@ STEPS, BATCH, RATE, HELD_OUT = 1000, 256, 2e-2, 2**17
 
 
 class Weights(NamedTuple):
-    """One head without softmax, on tokens (x, y); of the values only the part that is read out."""
+    """One head without softmax, on tokens (x, y), E = D + 1; of the values only the part that is read out."""
 
-    w_q: Float[Array, "D+1 D+1"]
-    w_k: Float[Array, "D+1 D+1"]
-    w_v: Float[Array, "D+1"]
+    w_q: Float[Array, "E E"]
+    w_k: Float[Array, "E E"]
+    w_v: Float[Array, " E"]
 
 
-def prompt(key: Array) -> tuple[Float[Array, "N D+1"], Float[Array, "D"], Float[Array, ""]]:
+def prompt(key: Array) -> tuple[Float[Array, "N E"], Float[Array, "D"], Float[Array, ""]]:
     """N tokens (x, ⟨w, x⟩) of a regression whose w is new in each prompt, a query x, and what is to be said of it."""
     of_w, of_x = random.split(key)
     w, x = random.normal(of_w, (D,), jnp.float64), random.normal(of_x, (N + 1, D), jnp.float64)
@@ -31,13 +31,13 @@ def prompt(key: Array) -> tuple[Float[Array, "N D+1"], Float[Array, "D"], Float[
     return jnp.concatenate([x, y[:, None]], 1)[:N], x[N], y[N]
 
 
-def predict(p: Weights, tokens: Float[Array, "N D+1"], x: Float[Array, "D"]) -> Float[Array, ""]:
+def predict(p: Weights, tokens: Float[Array, "N E"], x: Float[Array, "D"]) -> Float[Array, ""]:
     """Attention with the scores themselves for weights: (1/N) Σ_s ⟨q, k_s⟩ v_s; the query's token is (x, 0)."""
     scores = (tokens @ p.w_k) @ (jnp.append(x, 0.0) @ p.w_q)
     return scores @ (tokens @ p.w_v) / N
 
 
-def descended(a: float, tokens: Float[Array, "N D+1"], x: Float[Array, "D"]) -> Float[Array, ""]:
+def descended(a: Array | float, tokens: Float[Array, "N E"], x: Float[Array, "D"]) -> Float[Array, ""]:
     """⟨w₁, x⟩ after one step w₁ = 0 − a ∇ (1/2N) Σ (⟨w, x_s⟩ − y_s)² at w = 0, taken by jax.grad."""
 
     def loss(w: Array) -> Array:

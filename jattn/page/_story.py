@@ -46,7 +46,7 @@ class Step(NamedTuple):
     """Of heads: (layer, head); the first if None. Of a model: what the reader chose if None."""
 
 
-def story(part: Part | Sequence[Part], steps: Sequence[Step], *, title: str = "Step by step") -> Part:
+def story(part: Part | Sequence[Part], steps: Step | Sequence[Step], *, title: str = "Step by step") -> Part:
     """A part, or several, told in steps: each shows its frame, outlines what it speaks of and says what to try.
 
     The reader goes on with a button, with ← and → while the story has the focus, or by a link to a step: `#step-3`
@@ -56,7 +56,7 @@ def story(part: Part | Sequence[Part], steps: Sequence[Step], *, title: str = "S
     Args:
       part: what it tells of, made by `weights`, `heads`, `head_table`, `run`, `blocks` or `model`. The page shows these
         parts too, each once, even if it is also given to `html`.
-      steps: each a `Step`, in their order.
+      steps: each a `Step`, in their order; or one.
       title: of the story.
 
     Returns:

@@ -33,7 +33,7 @@ from jattn.engine.batching.primitive import (
     has_kernels,
     times,
 )
-from jattn.engine.batching.vmap import Example, Vmapped, slice_of
+from jattn.engine.batching.vmap import Example, Operand, Vmapped, slice_of
 
 __all__ = [
     "BatchLevels",
@@ -41,6 +41,7 @@ __all__ = [
     "Example",
     "ForFinite",
     "Linear",
+    "Operand",
     "Vmapped",
     "are_transposes",
     "batched_call",

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,13 @@ class Example(NamedTuple):
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+
+if TYPE_CHECKING:
+    Operand: TypeAlias = Any  # of the two, its place says which
+else:
+    Operand = jax.Array | Example
+"""What a function of one example is given."""
 
 
 def slice_of(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn._numerics import nonfinite_rows
-from jattn.engine.batching.partition import BatchLevels
+from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import ROLES, Operands, Plan, pad
@@ -101,7 +101,7 @@ class Walk:
 class Call:
     """The operands of a pass over all heads, in the form that its kernels take."""
 
-    def __init__(self, plan: Plan, tree: Any, levels: BatchLevels, xs: Sequence[jax.Array]):
+    def __init__(self, plan: Plan, tree: Any, levels: BatchLevels, xs: Sequence[Operand]):
         self.plan: Plan = plan
         self.sizes: tuple[int, ...] = levels.sizes
         n = tree.num_leaves

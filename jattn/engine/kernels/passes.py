@@ -16,7 +16,7 @@ from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
-from jattn.engine.batching.partition import BatchLevels
+from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
 from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, Walk, is_float
 from jattn.engine.kernels.score import SeparatedScore
@@ -39,7 +39,7 @@ def kernel_plan(plan: Plan, x: Operands) -> Plan:
     return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
 
 
-def call_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[jax.Array]) -> Call:
+def call_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand]) -> Call:
     """The operands of a pass, planned for its kernels."""
     x: Operands = jax.tree.unflatten(fun.tree, xs[: fun.tree.num_leaves])
     plan = kernel_plan(fun.plan, x)
@@ -47,7 +47,7 @@ def call_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[jax.Array]) 
     return Call(plan, fun.tree, levels, xs)
 
 
-def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
+def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out, m, log_sum) of all heads."""
     call = call_of(fun, levels, xs)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
@@ -121,7 +121,7 @@ def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: An
     return Recomputed(tile, allowed, finite_or_zero(m), log_sum, factors, v, v_nonfinite)
 
 
-def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
+def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out_dot, lse_dot) of all heads."""
     call = call_of(fun, levels, xs)
     plan, saved = call.plan, Saved.of(call)
@@ -154,7 +154,7 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: jax.Array) -> list
     ]
 
 
-def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: jax.Array) -> list[jax.Array]:
+def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
     call = call_of(fun, levels, xs)
     plan, saved = call.plan, Saved.of(call)

@@ -16,7 +16,7 @@ from jattn.engine.kernels.layout import Kernel, Leaf
 from jattn.masks import EMPTY, FULL, PARTIAL
 
 
-def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
+def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Array]:
     """The outputs of a kernel, [heads kept, ...]."""
     plan, walk = kernel.call.plan, kernel.walk
     states, bad = kernel.tables
