@@ -46,12 +46,13 @@ def pytest_xdist_auto_num_workers(config):
 
 
 LONGEST = (
-    "test_transforms", "test_page", "test_kernels", "test_page_model", "test_story", "test_sharding_programs",
-    "test_notebooks", "test_benchmarks", "test_processes", "test_real_bank", "test_lab", "test_sharding",
-    "test_gradient_flow", "test_page_arithmetic", "test_notebook", "test_sweeps", "test_one_head", "test_explore",
-    "test_modes", "test_demos", "test_page_blocks", "test_cache", "test_determinism", "test_export",
-    "test_bank_river", "test_flow", "test_scores", "test_learns_which_blocks", "test_many_heads", "test_parity",
-    "test_hosts", "test_memory", "test_kernels_gpu", "test_tiles", "test_masks", "test_every_derivative",
+    "test_transforms", "test_kernels", "test_notebooks", "test_page", "test_benchmarks", "test_real_bank",
+    "test_processes", "test_lab", "test_sharding_programs", "test_sharding", "test_story", "test_gradient_flow",
+    "test_demos", "test_determinism", "test_one_head", "test_modes", "test_page_model", "test_sweeps", "test_cache",
+    "test_explore", "test_flow", "test_bank_river", "test_hosts", "test_parity", "test_learns_which_blocks",
+    "test_export", "test_tiles", "test_sharded_demos", "test_memory", "test_kernels_gpu", "test_figures",
+    "test_page_arithmetic", "test_engine_details", "test_alive_page", "test_scores", "test_page_blocks",
+    "test_many_heads", "test_notebook", "test_masks", "test_every_derivative",
 )  # fmt: skip
 
 
