@@ -148,14 +148,14 @@ compiler.get_compile_options = compile_options
 
 def put(x):
     """For `jnp.asarray` of numbers jax 0.10 compiles an identity of each shape: a tenth of all programs."""
-    return x if isinstance(x, core.Array) else jax.device_put(x.copy() if isinstance(x, np.ndarray) else x)
+    return x if isinstance(x, jax.Array) else jax.device_put(x.copy() if isinstance(x, np.ndarray) else x)
 
 
 if hasattr(core, "stage_p"):
     core.stage_p.def_impl(put)
 
-make_context = mlir.make_ir_context
-shared_context = functools.cache(make_context)
+make_context = getattr(mlir, "make_ir_context", None)
+shared_context = functools.cache(lambda: make_context())
 
 
 def context():
@@ -170,7 +170,8 @@ def context():
     return make_context()
 
 
-mlir.make_ir_context = context
+if make_context is not None:
+    mlir.make_ir_context = context
 
 
 hypothesis.settings.register_profile("here", deadline=None, max_examples=25)
