@@ -437,6 +437,26 @@ def test_a_ring_says_when_a_window_is_gone():
 
 
 @pytest.mark.structure
+def test_an_emptied_row_of_a_ring_has_lost_nothing():
+    x = normal(B, Hkv, 5, D, dtype=np.float32)
+    lost = append(cache.ring(B, Hkv, D, window=3, chunk=2), x, x, lengths=np.array([5, 2]))
+    new, q = x[:, :, :3], x[:, :, 1:4]
+    again = append(free(lost, np.array([0])), new, new, lengths=np.array([3, 0]))
+    out = np.asarray(attention(q, again, lengths=np.array([3, 0])))
+    assert_close(out[0], whole(q, new, new, masks.causal() & masks.window(left=2))[0][0], ulps=8)
+    kept = append(lost, new, new, lengths=np.array([3, 0]))  # the control: what is not emptied goes on
+    assert int(kept.next[0]) == 8 != int(again.next[0])
+
+
+def test_no_tokens_leave_a_cache_as_it_is():
+    c = cache.contiguous(B, Hkv, 3, D)
+    none = np.zeros((B, Hkv, 0, D), np.float32)
+    assert cache.append(c, none, none) is c
+    shown = repr(c)
+    assert shown == f"Contiguous(B={B}, Hkv={Hkv}, S=3, D={D}, float32)"
+
+
+@pytest.mark.structure
 def test_a_row_that_has_ended_is_left_alone():
     """Rows that append nothing are never full and give zeros."""
     x = normal(B, Hkv, 1, D, dtype=np.float32)

@@ -237,6 +237,17 @@ def test_a_mask_prints_as_the_code_that_made_it(tree):
     np.testing.assert_array_equal(show(made), show(mask))
 
 
+def test_arrays_in_a_mask_print_as_their_dtype_and_shape():
+    rows = np.array([[0], [1]])
+    assert repr(masks.dilated(3)) == "dilated(3)"
+    assert repr(masks.blocks(np.eye(2, dtype=bool), 3)) == "blocks(bool[2,2], 3)"
+    assert repr(masks.ragged([0, 2, 5])) == "ragged(int32[3])"
+    assert repr(masks.ragged([0, 2], [0, 3])) == "ragged(int32[2], int32[2])"
+    assert repr(masks.chosen_blocks(rows, 4)) == "chosen_blocks(int32[2,1], 4)"
+    assert repr(masks.chosen_blocks(rows, 4, q_size=2)) == "chosen_blocks(int32[2,1], 4, q_size=2)"
+    assert repr(masks.tree([-1, 0, 0])) == "tree(int32[3], keys=3)"
+
+
 def test_brackets_are_printed_where_they_are_needed():
     a, b, c = masks.causal(), masks.window(left=3), masks.lengths(k=5)
     assert repr(~(a | b) & c) == "~(causal() | window(left=3, right=None)) & lengths(q=None, k=5)"
