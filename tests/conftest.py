@@ -7,9 +7,8 @@ import os
 
 import hypothesis
 import jax
-import numpy as np
 import pytest
-from jax._src import compiler, core
+from jax._src import compiler
 from jax._src.interpreters import mlir
 
 # Before any backend is used. On a machine with an accelerator the tests run there: JAX_PLATFORMS decides, as ever.
@@ -145,14 +144,6 @@ def compile_options(*args, env_options_overrides=None, **how):
 
 compiler.get_compile_options = compile_options
 
-
-def put(x):
-    """For `jnp.asarray` of numbers jax 0.10 compiles an identity of each shape: a tenth of all programs."""
-    return x if isinstance(x, jax.Array) else jax.device_put(x.copy() if isinstance(x, np.ndarray) else x)
-
-
-if hasattr(core, "stage_p"):
-    core.stage_p.def_impl(put)
 
 make_context = getattr(mlir, "make_ir_context", None)
 shared_context = functools.cache(lambda: make_context())

@@ -145,7 +145,7 @@ class Vmapped(BatchedFunction):
     def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Callable[..., Any] | None:
         return self.fun.kernel(platform, levels, avals)
 
-    def __call__(self, *xs: Any) -> list[jax.Array]:
+    def __call__(self, *xs: Operand) -> list[jax.Array]:
         inner = self.fun
         if not isinstance(inner, Vmapped) or (self.mapped, self.summed) != (inner.mapped, inner.summed):
             return self._in_groups(inner, xs, self._in_place)
