@@ -4,6 +4,7 @@ import functools
 import gc
 import importlib.util
 import os
+import threading
 
 import hypothesis
 import jax
@@ -152,13 +153,15 @@ shared_context = functools.cache(lambda: make_context())
 def context():
     """One for all programs of a file: to make one takes as long as to lower a small program.
 
-    What is lowered in the midst of another program has its own, for it must not be inserted there.
+    What is lowered in the midst of another program has its own, for it must not be inserted there, and what is lowered
+    on another thread.
     """
     try:
-        mlir.ir.Context.current  # noqa: B018 - it raises where there is none
-    except ValueError:
-        return shared_context()
-    return make_context()
+        within = mlir.ir.Context.current
+    except ValueError:  # some versions raise where there is none
+        within = None
+    alone = within is None and threading.current_thread() is threading.main_thread()
+    return shared_context() if alone else make_context()
 
 
 if make_context is not None:
