@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
 # The examples of the package, with every annotated type and shape checked on the way. Of folders beside tests/, pytest
 # does not look for the settings of tests/conftest.py.
-EXAMPLES = PYTHONPATH=tests:$$PYTHONPATH $(PYTEST) -p conftest jattn --jaxtyping-packages=jattn,_checked_shapes.checked
+EXAMPLES = PYTHONPATH=tests:$$PYTHONPATH $(PYTEST:auto=logical) -p conftest jattn --jaxtyping-packages=jattn,_checked_shapes.checked
 DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text any_training_loop \
           masks_and_scores every_derivative laplacian qk_clip learns_which_blocks bank_page
 # The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.

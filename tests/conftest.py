@@ -41,8 +41,9 @@ def pytest_configure(config):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One more than there are processors: some tests wait for a browser or another process."""
-    return 1 + len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    """As many as there are processors; of "auto" one more: some tests wait for a browser or another process."""
+    more = 1 if config.option.numprocesses == "auto" else 0
+    return more + len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 LONGEST = (

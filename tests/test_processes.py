@@ -47,20 +47,27 @@ def children_of(error):
     return [int(line.rsplit(" ", 1)[1]) for line in error.splitlines() if line.startswith("many: rank")]
 
 
-def test_two_and_four_processes_equal_one():
+@pytest.fixture(scope="module")
+def one():
+    """What one process of eight devices finds."""
     code, out, error = ended(start("--devices", 8, "--json"))
     assert code == 0, error
-    one = json.loads(out)
-    assert one["off"] < 1e-5
-    for processes, devices in ((2, 4), (4, 2)):
-        compared = () if processes == 2 else ("--only-ring",)
-        code, out, error = ended(start("--processes", processes, "--devices", devices, "--json", *compared))
-        assert code == 0, error
-        found = json.loads(out)
-        assert processes == 4 or found["off"] < 1e-5
-        assert (found["processes"], found["devices"]) == (processes, 8)
-        np.testing.assert_allclose(found["numbers"], one["numbers"], rtol=2e-6)
-        assert not any(map(alive, children_of(error)))
+    found = json.loads(out)
+    assert found["off"] < 1e-5
+    return found
+
+
+# Four have neighbours on both sides; two compare every scheme.
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
+def test_several_processes_equal_one(one, processes):
+    compared = ("--only-ring",) if processes == 4 else ()
+    code, out, error = ended(start("--processes", processes, "--devices", 8 // processes, "--json", *compared))
+    assert code == 0, error
+    found = json.loads(out)
+    assert processes == 4 or found["off"] < 1e-5
+    assert (found["processes"], found["devices"]) == (processes, 8)
+    np.testing.assert_allclose(found["numbers"], one["numbers"], rtol=2e-6)
+    assert not any(map(alive, children_of(error)))
 
 
 def test_an_error_in_one_process_ends_the_others():
