@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up: they need Python 3.11 or newer, and make.
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-processes test test-all test-lowest test-newest test-nightly mistakes core nightly constraints browser \
-        bench measure compile compile-all compilers check coverage shapes audit docs site dist lint clean
+        bench measure compile compile-all compilers environments check coverage shapes audit docs site dist lint clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -58,19 +58,33 @@ demo: $(VENV)/.ready-demo
 demo-processes: $(VENV)/.ready-demo
 	@$(BIN)/python demos/many_devices.py --processes 4 --devices 2
 
-test: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+# Those of `.ci/run`, side by side: pip waits for the network, and works on one processor.
+OF_TESTS = $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+environments:
+	@$(MAKE) --no-print-directory --jobs 4 --output-sync=recurse of-tests of-docs of-compile of-newest
+
+.PHONY: of-tests of-docs of-compile of-newest
+of-tests: $(OF_TESTS)
+of-docs:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-docs SIZE="1.2 GB" $(VENV)-docs/.ready-docs $(VENV)-docs/.weights
+of-compile:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-compile SIZE="0.6 GB, and 1.2 GB for the compilers" compilers
+of-newest:
+	@[ -z "$(NEWEST)" ] || $(MAKE) --no-print-directory VENV=$(VENV)-newest PYTHON="$(NEWEST)" $(VENV)-newest/.ready-dev
+
+test: $(OF_TESTS)
 	@$(PYTEST) tests README.md docs
 	@$(EXAMPLES)
 
-test-all: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+test-all: $(OF_TESTS)
 	@$(PYTEST) --all tests README.md docs
 	@$(EXAMPLES) --all
 
-coverage: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+coverage: $(OF_TESTS)
 	@$(PYTEST) tests --cov=jattn --cov-branch --cov-report=term-missing:skip-covered
 
 # As EXAMPLES, for the tests: what they have refused is asked of the package, not of its annotations.
-shapes: $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+shapes: $(OF_TESTS)
 	@PYTHONPATH=tests:$$PYTHONPATH $(PYTEST) -p _checked_shapes tests --jaxtyping-packages=jattn,_checked_shapes.checked
 
 # Mistakes planted one by one into a copy, each of which `make test` must notice.

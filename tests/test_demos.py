@@ -62,16 +62,6 @@ def run(*argv: str) -> subprocess.CompletedProcess:
     return started(FOLDER / "walk_near_river_bank.py", *argv)
 
 
-PAGES = """
-import runpy, sys
-sys.path.insert(0, sys.argv[1])
-for name in sys.argv[2:]:
-    sys.argv = [f"{sys.path[0]}/{name}.py"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    print(end="\\f", flush=True)
-"""
-
-
 def by_numpy(q, k, v) -> dict[str, np.ndarray]:
     """Attention, independently: float64 loops over queries and keys."""
     q, k, v = (np.array(x, np.float64) for x in (q, k, v))
@@ -122,17 +112,28 @@ def test_json_as_a_machine_reads_it(results):
     close(made["out"], expected["out"])
 
 
+def is_plain_and_80_wide(page):
+    assert len(page.splitlines()) > 10
+    assert "\x1b" not in page
+    assert "…" not in page  # a cell that was cut
+    assert max(map(len, page.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_a_page_that_no_terminal_shows_is_plain_and_80_wide(name, results, monkeypatch, capsys):
+    demo = importlib.import_module(name)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    monkeypatch.setenv("COLUMNS", "200")
+    for hidden in HIDDEN - {"COLUMNS"}:
+        monkeypatch.delenv(hidden, raising=False)
+    cli.run(demo.arguments(), lambda args: results[name], demo.show)
+    is_plain_and_80_wide(capsys.readouterr().out)
+
+
 def test_a_piped_page_is_plain_and_80_wide():
-    """All of them in one process, which is started once."""
-    done = started("-c", PAGES, FOLDER, *DEMOS, COLUMNS="200")
+    done = started(FOLDER / "cat_ate_mouse.py", COLUMNS="200")
     assert (done.returncode, done.stderr) == (0, "")
-    *pages, rest = done.stdout.split("\f")
-    assert (len(pages), rest) == (len(DEMOS), "")
-    for page in pages:
-        assert len(page.splitlines()) > 10
-        assert "\x1b" not in page
-        assert "…" not in page  # a cell that was cut
-        assert max(map(len, page.splitlines())) <= 80
+    is_plain_and_80_wide(done.stdout)
 
 
 def test_colour_is_seen_where_it_is_asked_for_and_not_under_no_color(results, monkeypatch, capsys):
