@@ -58,19 +58,24 @@ demo: $(VENV)/.ready-demo
 demo-processes: $(VENV)/.ready-demo
 	@$(BIN)/python demos/many_devices.py --processes 4 --devices 2
 
-# Those of `.ci/run`, side by side: pip waits for the network, and works on one processor.
+# Those of `.ci/run`, side by side: pip waits for the network, and works on one processor. In each, one pip at a time.
 OF_TESTS = $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
+SUBMAKE  = $(MAKE) --no-print-directory
 environments:
-	@$(MAKE) --no-print-directory --jobs 4 --output-sync=recurse of-tests of-docs of-compile of-newest
+	@$(SUBMAKE) --jobs 4 --output-sync=recurse of-tests of-docs of-compile of-newest
 
 .PHONY: of-tests of-docs of-compile of-newest
-of-tests: $(OF_TESTS)
+of-tests:
+	@$(SUBMAKE) $(VENV)/.torch
+	@$(SUBMAKE) $(VENV)/.weights browser
 of-docs:
-	@$(MAKE) --no-print-directory VENV=$(VENV)-docs SIZE="1.2 GB" $(VENV)-docs/.ready-docs $(VENV)-docs/.weights
+	@$(SUBMAKE) VENV=$(VENV)-docs SIZE="1.2 GB" $(VENV)-docs/.ready-docs
+	@$(SUBMAKE) VENV=$(VENV)-docs $(VENV)-docs/.weights
 of-compile:
-	@$(MAKE) --no-print-directory VENV=$(VENV)-compile SIZE="0.6 GB, and 1.2 GB for the compilers" compilers
+	@$(SUBMAKE) VENV=$(VENV)-compile SIZE="0.6 GB, and 1.2 GB for the compilers" $(VENV)-compile/.tpu
+	@$(SUBMAKE) VENV=$(VENV)-compile $(VENV)-compile/.cuda
 of-newest:
-	@[ -z "$(NEWEST)" ] || $(MAKE) --no-print-directory VENV=$(VENV)-newest PYTHON="$(NEWEST)" $(VENV)-newest/.ready-dev
+	@[ -z "$(NEWEST)" ] || $(SUBMAKE) VENV=$(VENV)-newest PYTHON="$(NEWEST)" $(VENV)-newest/.ready-dev
 
 test: $(OF_TESTS)
 	@$(PYTEST) tests README.md docs
