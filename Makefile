@@ -62,20 +62,20 @@ demo-processes: $(VENV)/.ready-demo
 OF_TESTS = $(VENV)/.ready-dev $(VENV)/.torch $(VENV)/.weights browser
 SUBMAKE  = $(MAKE) --no-print-directory
 environments:
-	@$(SUBMAKE) --jobs 4 --output-sync=recurse of-tests of-docs of-compile of-newest
+	+@$(SUBMAKE) --jobs 4 --output-sync=recurse of-tests of-docs of-compile of-newest
 
 .PHONY: of-tests of-docs of-compile of-newest
 of-tests:
-	@$(SUBMAKE) $(VENV)/.torch
-	@$(SUBMAKE) $(VENV)/.weights browser
+	+@$(SUBMAKE) $(VENV)/.torch
+	+@$(SUBMAKE) $(VENV)/.weights browser
 of-docs:
-	@$(SUBMAKE) VENV=$(VENV)-docs SIZE="1.2 GB" $(VENV)-docs/.ready-docs
-	@$(SUBMAKE) VENV=$(VENV)-docs $(VENV)-docs/.weights
+	+@$(SUBMAKE) VENV=$(VENV)-docs SIZE="1.2 GB" $(VENV)-docs/.ready-docs
+	+@$(SUBMAKE) VENV=$(VENV)-docs $(VENV)-docs/.weights
 of-compile:
-	@$(SUBMAKE) VENV=$(VENV)-compile SIZE="0.6 GB, and 1.2 GB for the compilers" $(VENV)-compile/.tpu
-	@$(SUBMAKE) VENV=$(VENV)-compile $(VENV)-compile/.cuda
+	+@$(SUBMAKE) VENV=$(VENV)-compile SIZE="0.6 GB, and 1.2 GB for the compilers" $(VENV)-compile/.tpu
+	+@$(SUBMAKE) VENV=$(VENV)-compile $(VENV)-compile/.cuda
 of-newest:
-	@[ -z "$(NEWEST)" ] || $(SUBMAKE) VENV=$(VENV)-newest PYTHON="$(NEWEST)" $(VENV)-newest/.ready-dev
+	+@[ -z "$(NEWEST)" ] || $(SUBMAKE) VENV=$(VENV)-newest PYTHON="$(NEWEST)" $(VENV)-newest/.ready-dev
 
 test: $(OF_TESTS)
 	@$(PYTEST) tests README.md docs
