@@ -41,7 +41,7 @@ WHY = MappingProxyType({
     "jax.experimental.ode.odeint": "the continuous gradient flow; diffrax would be one more dependency",
     "jax.experimental.pallas": "the language of kernels",
     "jax.experimental.pallas.tpu": "its memory spaces, scratch and compiler parameters for the TPU",
-    "jax.experimental.pallas.triton": "its compiler parameters for the GPU",
+    "jax.experimental.pallas.triton": "its compiler parameters for the GPU; deprecated since 0.11, compiled on 0.12",
     "jax.extend.core.Primitive": (
         "a batched call with a batching rule and derivatives of its own; custom_vjp has no forward mode, custom_jvp "
         "no transpose, and custom_batching.custom_vmap no derivative of higher order"
@@ -69,6 +69,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def gpu_is_known() -> bool:
+    """Whether Pallas can write a kernel for a GPU: from jax 0.11 on it looks at the default device, or at that of
+    `jax.sharding.use_abstract_mesh`."""
+    looks = getattr(__getattr__("triton"), "is_gpu_device", None)
+    return looks is None or looks()
+
+
 def asks_for_devices(primitive: Primitive) -> None:
     """The rule that lowers this primitive looks at the devices of the program."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
@@ -89,6 +96,7 @@ __all__ = [
     "batching",
     "custom_partitioning",
     "eval_jaxpr",
+    "gpu_is_known",
     "io_callback",
     "mlir",
     "odeint",

@@ -20,8 +20,9 @@ TILE = (64, 64)
 AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.arange(S, dtype=np.int32)}
 IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 50, 3).astype(np.int32)
 TRITON = "__gpu$xla.gpu.triton"
-# Pallas' form for Triton is deprecated from jax 0.11 on, so that the kernel is refused there, by name (the last test).
-has_triton = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="refused there, which other tests ask")
+# From jax 0.11 on Pallas asks which GPU there is before it lowers a kernel for one.
+LOWERED = jax.__version_info__ < (0, 11) or jax.default_backend() == "gpu"
+is_lowered = pytest.mark.skipif(not LOWERED, reason="from jax 0.11 on a kernel is lowered for a GPU that is there")
 
 CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what is active; positions
     "nothing": ((), None, None, {}),
@@ -36,8 +37,6 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
 @pytest.fixture(scope="module")
 def interpreted():
     """implementation='interpret' runs the kernels of the GPU."""
-    if jax.__version_info__ >= (0, 11):
-        pytest.skip("refused there, which other tests ask")
     jax.clear_caches()
     with pytest.MonkeyPatch.context() as m:
         m.setattr(support, "INTERPRETED", "gpu")
@@ -109,7 +108,7 @@ def kernels_in(f, *x):
     return jax.jit(f).trace(*x).lower(lowering_platforms=("cuda",)).as_text().count(TRITON)
 
 
-@has_triton
+@is_lowered
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two(dtype):
     x = head(dtype=dtype)
@@ -119,7 +118,7 @@ def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two(dtype):
         assert kernels_in(program, *x) == 0
 
 
-@has_triton
+@is_lowered
 def test_a_program_of_three_platforms_is_exported_without_the_kernel_of_the_gpu():
     """A program to be kept must not hold what JAX promises nothing of."""
     f = jax.grad(lambda *x: jnp.sum(jattn.attention(*x, mask=masks.causal())), (0, 1, 2))
@@ -150,7 +149,7 @@ WITHOUT = {  # what has no kernel there: options, sizes, and what is said
 }  # fmt: skip
 
 
-@has_triton
+@is_lowered
 @pytest.mark.parametrize("name", WITHOUT)
 def test_what_has_no_kernel_says_why(name):
     options, sizes, said = WITHOUT[name]
@@ -162,11 +161,17 @@ def test_what_has_no_kernel_says_why(name):
         kernels_in(f, *head(**sizes))
 
 
+def asked(*x):
+    return jattn.attention(*x, implementation="kernel")
+
+
 def test_the_kernel_of_the_gpu_is_taken_where_it_is_asked_for():
     (unasked,) = jattn.implementations(jattn.attention, *head(), platform="gpu")
     assert not unasked.kernel
-    assert "implementation='kernel'" in unasked.reason or jax.__version_info__ >= (0, 11)
-    asked = lambda *x: jattn.attention(*x, implementation="kernel")  # noqa: E731
+    assert "implementation='kernel'" in unasked.reason
     (found,) = jattn.implementations(asked, *head(), platform="gpu")
-    assert found.kernel == (jax.__version_info__ < (0, 11))
-    assert found.kernel or "jax 0.11" in found.reason
+    assert found.kernel == LOWERED
+    if not LOWERED:
+        assert "for a GPU that is there" in found.reason
+        with pytest.raises(ValueError, match="for a GPU that is there"):
+            kernels_in(asked, *head())

@@ -100,6 +100,18 @@ def test_of_consecutive_rows_the_block_state_is_exact(name):
             np.testing.assert_array_equal(state == masks.FULL, allowed.all((2, 3)))
 
 
+def test_a_block_state_is_known_whatever_mesh_a_program_is_traced_for():
+    """jax from 0.11 on compiles nothing for a mesh that has no devices."""
+    first = np.arange(0, 40, 8)
+    rows = [masks.Spans.at(first, first + 7, axis) for axis in (0, 1)]
+    for state in (None, lambda *ends: jnp.int32(masks.PARTIAL)):
+        mask = masks.where(lambda t, s: t - s < 9, state=state)
+        want = mask.block_state(*rows)
+        mask = masks.where(lambda t, s: t - s < 9, state=state)
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("x",))):
+            np.testing.assert_array_equal(mask.block_state(*rows), want)
+
+
 def test_the_block_state_of_whole_lines_of_an_image_is_exact():
     """Of the smallest box that holds a tile, which is then the tile; of other tiles it is never wrong."""
     mask = masks.neighbourhood((10, 4), (2, 1), (2, 1), (0,))

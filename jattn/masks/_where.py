@@ -1,17 +1,27 @@
 """Any function of two positions as a mask."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool
 from jattn._values import Closed, Separated, close, name_of, separate, static, value
 from jattn.masks._algebra import PARTIAL, BlockState, Mask, Spans, TileAxis, block_state, over_vectors
+
+
+@contextlib.contextmanager
+def computed_now() -> Iterator[None]:
+    """What is computed within is known while a program is traced, whatever mesh the program is for."""
+    no_mesh = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+    with jax.ensure_compile_time_eval(), no_mesh:
+        yield
 
 
 class PairRule:
@@ -39,7 +49,7 @@ class PairRule:
         """The block state of each rectangle, by asking about every pair of it once, a row of tiles at a time."""
         asked = tuple(np.asarray(a).tobytes() for x in (q, k) for a in x)
         if asked not in self.found:
-            with jax.ensure_compile_time_eval():
+            with computed_now():
                 ends = (np.stack([np.asarray(x.lowest).ravel(), np.asarray(x.highest).ravel()]) for x in (q, k))
                 some, every = (np.asarray(a) for a in _search(self, q.size, k.size, *ends))
                 self.found[asked] = np.asarray(block_state(some, every))
@@ -96,7 +106,7 @@ class Where(Mask):
             return self.rule.search(q, k) if numbered and not self.captured else PARTIAL
         if not known:
             return self._ask(self.state_rule, ends)
-        with jax.ensure_compile_time_eval():
+        with computed_now():
             return np.asarray(self._ask(self.state_rule, ends))
 
     def _ask(self, rule: PairRule, ends: tuple[Any, ...]) -> jax.Array:

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 from jattn import _errors
+from jattn._jax import gpu_is_known
 from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, has_kernels
@@ -98,7 +100,10 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> 
     if found is None and platform == "gpu" and plan.implementation is None:
         # jax.export refuses a program with a call of Triton: JAX does not promise to read it again.
         return "the GPU kernel is taken only where implementation='kernel' asks for it"
-    if found is None and of_user(plan.score, x.mask):
+    unknown = platform == "gpu" and not gpu_is_known()
+    if found is None and unknown and plan.implementation != "interpret":
+        return "from jax 0.11 on Pallas writes a kernel for a GPU that is there, and there is none"
+    if found is None and not unknown and of_user(plan.score, x.mask):
         found = of_lowering(fun, levels, tuple((a.shape, a.dtype) for a in avals))
     return found
 
@@ -132,8 +137,6 @@ def of_tpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 
 
 def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
-    if jax.__version_info__ >= (0, 11):
-        return "the form of Pallas that the GPU kernel is written in is deprecated from jax 0.11 on"
     if plan.tile_given and not {plan.q_tile, plan.k_tile} <= set(tuning.GPU_TILES):
         return f"tile=({plan.q_tile}, {plan.k_tile}) is not of powers of two from 16 to 128"
     for width in (x.q.shape[1], x.v.shape[1]):
@@ -238,7 +241,9 @@ def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...
     """Why what the user wrote cannot be lowered in a kernel, found by trying; logged at debug level."""
     kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(_run_on(fun.platform), interpret=False)))
     try:
-        kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=(LOWERED[fun.platform],))
+        with warnings.catch_warnings():  # which say nothing of what the user wrote
+            warnings.simplefilter("ignore", DeprecationWarning)
+            kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=(LOWERED[fun.platform],))
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         logger.debug("attention runs as loops: %s", reason)
