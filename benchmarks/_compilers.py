@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,13 @@ device_description_str: "NVIDIA H200 141GB HBM3e"
 """
 """What the CUDA driver reports of an H200, which the compiler asks for its limits."""
 
-FAST = {"exec_time_optimization_effort": -1.0}
-"""Compiles in a third of the time, with less effort for the speed and memory of what is compiled."""
+
+def least_effort() -> dict[str, Any]:
+    """Compiles in a third of the time, with less effort for the speed and memory of what is compiled."""
+    import jax
+
+    by_number = hasattr(jax.config, "jax_exec_time_optimization_effort")  # up to jax 0.11
+    return {"exec_time_optimization_effort": -1.0} if by_number else {"optimization_level": "O1"}
 
 
 def platform_of(device: str) -> str:
@@ -108,6 +114,19 @@ def devices(device: str, n: int = 1) -> list[Any]:
     return list(topologies.get_topology_desc(platform=platform_of(device), **more).devices)[: None if n > 1 else 1]
 
 
+def described(device: str) -> AbstractContextManager[Any]:
+    """Within it Pallas writes kernels for this device: from jax 0.11 on it asks which GPU there is."""
+    from jax import sharding
+
+    from jattn._jax import gpu_is_known
+
+    if device != "H200" or gpu_is_known():
+        return nullcontext()
+    gpu = sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+    mesh = sharding.AbstractMesh((1,), ("one",), (sharding.AxisType.Auto,), abstract_device=gpu)
+    return sharding.use_abstract_mesh(mesh)
+
+
 class Compiled(NamedTuple):
     """What a compiler said of one program."""
 
@@ -143,10 +162,17 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}"[:240]
 
 
+KERNELS = ('custom_call_target="tpu_custom_call"', 'custom_call_target="__gpu$xla.gpu.triton"')
+
+
+def kernels(text: str) -> int:
+    """How many kernels a compiled program holds."""
+    return sum(map(text.count, KERNELS))
+
+
 # What many devices send, read from the compiled text.
 
 KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce", "reduce-scatter")
-KERNELS = ('custom_call_target="tpu_custom_call"', 'custom_call_target="__gpu$xla.gpu.triton"')
 _SHAPE = re.compile(r"(?P<type>pred|[a-z]+)(?P<bits>\d*)\[(?P<shape>[\d,]*)\]")
 _LINE = re.compile(
     r"^\s+(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<result>.*?) (?P<op>[a-z][a-z\-]*)\((?P<operands>[^)]*)\)(?P<rest>.*)$"
@@ -213,7 +239,7 @@ def collectives(text: str, least: int = 16) -> Collectives:
 
 def _attends(line: Any) -> bool:
     """Whether a line is a loop over tiles, or a kernel."""
-    return line["op"] in ("while", "call", "conditional") or any(kernel in line["rest"] for kernel in KERNELS)
+    return line["op"] in ("while", "call", "conditional") or kernels(line["rest"]) > 0
 
 
 def _bodies(text: str) -> tuple[dict[str, Any], str]:

@@ -9,6 +9,9 @@ Job = dict[str, Any]
 """One program, as JSON: its section, device, derivative and what else its section needs."""
 LENGTH, LENGTHS, CONTROL = 4096, (4096, 16384, 65536), "jax.nn"
 TYPES = ("float32", "bfloat16")
+HOLDS = {"value": 1, "gradient": 3, "jvp": 2}
+"""How many kernels a program of each derivative holds: the forward pass; the backward pass of dq and that of dk and dv;
+the tangent pass."""
 TPUS = [device for device in compilers.TOPOLOGIES if compilers.platform_of(device) == "tpu"]
 CAUSAL, GROUPED = "one head: causal()", "many heads: grouped, causal"
 RINGS = [("ring", mask, layout) for mask in ("causal", "window") for layout in ("contiguous", "zigzag")]
@@ -29,6 +32,17 @@ def of_ways(ways: Sequence[str], derivatives: Sequence[str], everything: bool) -
                 if everything or mine:
                     yield {"section": "ways", "device": device, "way": way, "derivative": derivative,
                            "dtype": TYPES[(i + j + d) % 2], "T": LENGTH}  # fmt: skip
+
+
+def of_kernels(kernels: Sequence[str], everything: bool) -> Iterator[Job]:
+    """What asks for kernels: each × value, gradient and jvp × device; or each once on a TPU and once on a GPU."""
+    for i, way in enumerate(kernels):
+        for j, derivative in enumerate(HOLDS):
+            for d, device in enumerate(compilers.TOPOLOGIES):
+                mine = (i + j) % len(HOLDS) == 0 and (device == "H200" or d == i // len(HOLDS) % len(TPUS))
+                if everything or mine:
+                    yield {"section": "kernels", "device": device, "way": way, "derivative": derivative,
+                           "dtype": TYPES[(i + d) % 2], "T": LENGTH}  # fmt: skip
 
 
 def of_lengths(derivatives: Sequence[str], everything: bool) -> Iterator[Job]:
@@ -70,16 +84,17 @@ def of_devices(everything: bool) -> Iterator[Job]:
                    "derivative": derivative}  # fmt: skip
 
 
-def chosen(ways: Sequence[str], derivatives: Sequence[str], everything: bool) -> list[Job]:
+def chosen(ways: Sequence[str], kernels: Sequence[str], derivatives: Sequence[str], everything: bool) -> list[Job]:
     """All programs. Those that are compared over T, and one ring, are compiled with the compiler's own effort: with
     less, a TPU's sends nothing while it computes."""
-    found = [*of_ways(ways, derivatives, everything), *of_lengths(derivatives, everything), *of_devices(everything)]
+    found = [*of_ways(ways, derivatives, everything), *of_kernels(kernels, everything)]
+    found += [*of_lengths(derivatives, everything), *of_devices(everything)]
     found.sort(key=lambda job: job["section"] == "ways" and derivatives.index(job["derivative"]))
 
     def fast(job: Job) -> bool:
         if job["section"] == "devices":
             return (job["way"], job["mask"], job["layout"]) != RINGS[0]
-        return job["section"] == "ways"
+        return job["section"] in ("ways", "kernels")
 
     return [job | {"fast": fast(job)} for job in found]
 
@@ -88,4 +103,5 @@ def title(job: Job) -> str:
     """Its name in `_refused.py`, and in what is printed."""
     if job["section"] == "devices":
         return f"{job['way']}, {job['mask']}, {job['layout']}, {job['derivative']}, {job['devices']} × {job['device']}"
-    return f"{job['way']}, {job['derivative']}, {job['dtype']}, T = {job['T']}, {job['device']}"
+    way = f"kernels of {job['way']}" if job["section"] == "kernels" else job["way"]
+    return f"{way}, {job['derivative']}, {job['dtype']}, T = {job['T']}, {job['device']}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import _compilers as compilers
 from _refused import DIFFERS, GROWS, NOT_LINEAR, REFUSED
-from _selection import CONTROL, LENGTHS, Job, title
+from _selection import CONTROL, HOLDS, LENGTHS, Job, title
 
 EXPONENT, FLAT, CONTROL_EXPONENT = 1.1, 1.05, 1.5
 """Linear in T: T to at most this. Flat: at most so many times as much on more devices. And what is not linear."""
@@ -32,6 +32,11 @@ class Verdict:
         for row in self.compiled:
             if row["float64"]:
                 self.findings.append(f"{title(row)}: holds a float64")
+        self.kernels = [row for row in self.compiled if row["section"] == "kernels"]
+        for row in self.kernels:
+            if row["kernels"] != HOLDS[row["derivative"]]:
+                said = f"holds {row['kernels']} kernels, and not {HOLDS[row['derivative']]}"
+                self.findings.append(f"{title(row)}: {said}")
         controls, fits = ([f for f in self.lengths if (f["way"] == CONTROL) is one] for one in (True, False))
         for fit in controls:
             if fit["exponent"] < CONTROL_EXPONENT:
@@ -63,6 +68,8 @@ class Verdict:
             lengths = [fit for fit in self.lengths if fit["way"] != CONTROL]
             linear = sum(map(is_linear, lengths))
             parts = [f"{len(self.compiled)} programs compile", f"{len(self.refused)} are refused by name"]
+            if self.kernels:
+                parts.append(f"{len(self.kernels)} of them as kernels")
             if lengths:
                 parts.append(f"temporaries linear in T ({linear} of {len(lengths)} that were fitted)")
             if self.devices:
@@ -135,8 +142,8 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(c.ljust(n) for c, n in zip(line, wide, strict=True)) + " |" for line in lines)
 
 
-def of_ways(rows: list[Job], device: str) -> str:
-    here = [row for row in rows if row["section"] == "ways" and row["device"] == device]
+def of_ways(rows: list[Job], device: str, section: str = "ways") -> str:
+    here = [row for row in rows if row["section"] == section and row["device"] == device]
     names, derivatives = (list(dict.fromkeys(row[key] for row in here)) for key in ("way", "derivative"))
 
     def cell(way: str, derivative: str) -> str:
@@ -184,6 +191,8 @@ device, and how many times those of the fewest devices of the kind; the bytes th
 and the number of collectives are those of `sharding.plan`; of the collective-permutes in the compiled text, how many
 have a loop of tiles, or a kernel, between their start and their end. The contiguous causal ring is compiled as the
 compiler does by itself, the others with its least effort: the TPU's then sends nothing while it computes."""
+OF_KERNELS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
+b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two."""
 OF_WAYS = "MiB of temporaries at T = 4,096, compiled with the compiler's least effort; b: bfloat16, the others float32."
 KNOWN = {"refused": REFUSED, "not linear in T": NOT_LINEAR, "grows": GROWS, "differs from plan": DIFFERS}
 
@@ -206,6 +215,9 @@ def page(verdict: Verdict, platform: str, head: dict[str, str]) -> str:
         "\n".join(f"- {name}: {x}" for name, x in head.items()),
         count,
         "\n".join(refused),
+        "## Kernels",
+        OF_KERNELS,
+        *(of_ways(verdict.rows, device, "kernels") for device in devices),
         "## Memory as T grows",
         OF_LENGTHS,
         of_lengths(here(verdict.lengths)),

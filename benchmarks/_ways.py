@@ -38,8 +38,8 @@ NO_WAY = {
 INT, BOOL = jnp.int32, jnp.bool_
 
 
-def one_head(name: str, uses: str, options: Any = None, active: Any = None, rest: Any = None) -> Way:
-    """One head of 64; `options(active, rest)` of further arrays, whose shapes are `active(T)` and `rest(T)`."""
+def one_head(name: str, uses: str, options: Any = None, active: Any = None, rest: Any = None, D: int = D) -> Way:
+    """One head of D; `options(active, rest)` of further arrays, whose shapes are `active(T)` and `rest(T)`."""
 
     def make(T: int, dtype: Any) -> Made:
         def f(active: Any, rest: Any) -> Any:
@@ -66,6 +66,15 @@ def of_user(captured: Any) -> Callable[..., Any]:
 
 def of_array(captured: Any) -> Callable[..., Any]:
     return lambda x, t, s: x + (captured[t] * jnp.tanh(captured[s])).astype(x.dtype)
+
+
+def kernel(name: str, options: Any = None, active: Any = None, rest: Any = None, D: int = D) -> Way:
+    """One head, by its kernels and nothing else."""
+
+    def given(*x: Any) -> dict[str, Any]:
+        return {"mask": CAUSAL, "implementation": "kernel"} | (options(*x) if options else {})
+
+    return one_head(name, "attention", given, active, rest, D)
 
 
 def key_of_random(T: int) -> Any:
@@ -248,6 +257,26 @@ WAYS = [
     *(cached(name, step, n) for name in CACHES for step, n in (("append", 128), ("decode", 1), ("prefill", 512))),
     Way("cache: cascade, decode", "cache.cascade", cascade),
 ]  # fmt: skip
+
+KERNELS = [
+    kernel("full", lambda: {"mask": None}),
+    kernel("causal()"),
+    kernel("heads of 128, causal()", D=128),
+    many_heads("grouped, window and lengths", KV_HEADS,
+               lambda n: {"local_window_size": (1023, 0), "key_value_seq_lengths": n, "implementation": "kernel"},
+               None, lambda T: Shape((2,), INT)),
+    kernel("segments(ids) & causal()", lambda ids: {"mask": masks.segments(ids) & CAUSAL},
+           None, lambda T: Shape((T,), INT)),
+    kernel("where(f) of positions", lambda: {"mask": masks.where(lambda t, s: (t - s) * (t - s) < 9999)}),
+    kernel("bias", lambda bias: {"bias": bias}, lambda T: (T, T)),
+    kernel("sink", lambda sink: {"sink": sink}, lambda T: (T,)),
+    kernel("scale", lambda scale: {"scale": scale}, lambda T: ()),
+    kernel("dropout", lambda key: {"dropout_rate": 0.1, "dropout_key": key}, None, key_of_random),
+    kernel("soft_cap(c)", lambda c: {"score": scores.soft_cap(c)}, lambda T: ()),
+    kernel("alibi(m)", lambda m: {"score": scores.alibi(m)}, lambda T: ()),
+    kernel("a user's function that captures", lambda c: {"score": of_user(c)}, lambda T: ()),
+]  # fmt: skip
+"""What both devices have kernels for."""
 
 
 def loss_of(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,8 @@
     make compile-all                   the whole of it, and the tables in results/
 
 The compilers of both vendors run on a machine that has no device of theirs. Each public way to attend (`_ways.py`) and
-its derivatives are compiled at T = 4,096; the temporaries of chosen ones at T = 4,096, 16,384 and 65,536 give the
+its derivatives are compiled at T = 4,096; where `implementation='kernel'` asks for kernels, a value must hold one, a
+gradient three and a jvp two; the temporaries of chosen ones at T = 4,096, 16,384 and 65,536 give the
 exponent of T, beside jax.nn as the control; and the schemes of `jattn.sharding` are compiled for up to 512 devices
 (`_many_devices.py`), their collectives and bytes compared with `sharding.plan`. No program may hold a float64. What
 fails must be in `_refused.py`, with its reason, and what is there must fail.
@@ -70,9 +71,11 @@ def compile_way(job: Job) -> dict[str, Any]:
         f: Callable[..., Any] = lambda active, rest: jax.nn.dot_product_attention(*active, is_causal=True)  # noqa: E731
         active, rest = [one] * 3, []
     else:
-        f, active, rest = next(way for way in _ways.WAYS if way.name == job["way"]).make(T, dtype)
+        ways = _ways.KERNELS if job["section"] == "kernels" else _ways.WAYS
+        f, active, rest = next(way for way in ways if way.name == job["way"]).make(T, dtype)
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), (active, rest))
-    return facts(job, _ways.derivatives(f)[job["derivative"]], *args)[0]
+    with compilers.described(job["device"]):
+        return facts(job, _ways.derivatives(f)[job["derivative"]], *args)[0]
 
 
 def compile_devices(job: Job) -> dict[str, Any]:
@@ -86,10 +89,11 @@ def compile_devices(job: Job) -> dict[str, Any]:
 
 
 def facts(job: Job, f: Callable[..., Any], *args: Any, **how: Any) -> tuple[dict[str, Any], str]:
-    options = compilers.FAST if job["fast"] else None
+    options = compilers.least_effort() if job["fast"] else None
     compiled = compilers.compile_for(compilers.platform_of(job["device"]), f, *args, options=options, **how)
     said = compiled._asdict()
-    return {name: said[name] for name in ("seconds", "temporaries", "program", "float64")}, compiled.text
+    found = {name: said[name] for name in ("seconds", "temporaries", "program", "float64")}
+    return found | {"kernels": compilers.kernels(compiled.text)}, compiled.text
 
 
 # The process that starts them.
@@ -176,7 +180,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write (default with --all: results/ beside this script)")
     parser.add_argument("--log", type=Path, help="keep what was found here; what it has is not compiled again")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no program later than this")
-    parser.add_argument("--section", default="", help="ways, lengths or devices alone; no table unless --out")
+    parser.add_argument("--section", default="", help="ways, kernels, lengths or devices alone; no table unless --out")
     parser.add_argument("--processes", type=int, default=2, help="how many compilers at once")
     parser.add_argument("--worker", action="store_true", help="compile what standard input lists, as JSON")
     args = parser.parse_args()
@@ -187,7 +191,8 @@ def main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     import _ways
 
-    jobs = chosen([way.name for way in _ways.WAYS], _ways.DERIVATIVES, args.all)
+    names = ([way.name for way in ways] for ways in (_ways.WAYS, _ways.KERNELS))
+    jobs = chosen(*names, _ways.DERIVATIVES, args.all)
     jobs = [j for j in jobs if args.only in title(j) and args.section in j["section"]]
     jobs = [j for j in jobs if compilers.platform_of(j["device"]) not in absent]
     rows = measured(jobs, args.processes, args.log, args.minutes)

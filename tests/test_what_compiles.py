@@ -25,6 +25,7 @@ import what_compiles
 
 LENGTHS = _selection.LENGTHS
 NAMES = [way.name for way in _ways.WAYS]
+KERNELS = [way.name for way in _ways.KERNELS]
 
 
 @pytest.mark.parametrize("module", ["masks", "scores", "heads", "cache"])
@@ -52,7 +53,7 @@ def test_a_way_has_every_derivative_and_no_float64(way):
 
 
 def test_the_quick_selection_holds_every_way_and_every_triple():
-    quick = [job for job in _selection.chosen(NAMES, _ways.DERIVATIVES, False) if job["section"] == "ways"]
+    quick = [job for job in _selection.chosen(NAMES, KERNELS, _ways.DERIVATIVES, False) if job["section"] == "ways"]
     for tpu in (True, False):
         some = [job for job in quick if (job["device"] != "H200") == tpu]
         assert {job["way"] for job in some} == set(NAMES)
@@ -62,8 +63,21 @@ def test_the_quick_selection_holds_every_way_and_every_triple():
 
 
 def test_the_whole_is_the_product():
-    whole = [job for job in _selection.chosen(NAMES, _ways.DERIVATIVES, True) if job["section"] == "ways"]
+    whole = [job for job in _selection.chosen(NAMES, KERNELS, _ways.DERIVATIVES, True) if job["section"] == "ways"]
     assert len(whole) == len(NAMES) * len(_ways.DERIVATIVES) * len(compilers.TOPOLOGIES)
+
+
+def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
+    quick, whole = (
+        [job for job in _selection.chosen(NAMES, KERNELS, _ways.DERIVATIVES, x) if job["section"] == "kernels"]
+        for x in (False, True)
+    )
+    assert len(whole) == len(KERNELS) * 3 * len(compilers.TOPOLOGIES)
+    assert [job["way"] for job in quick if job["device"] == "H200"] == KERNELS
+    assert [job["way"] for job in quick if job["device"] != "H200"] == KERNELS
+    assert {job["device"] for job in quick} == set(compilers.TOPOLOGIES)
+    assert compilers.kernels(TEXT) == 0
+    assert compilers.kernels(f"{TEXT}  %a = f32[] custom-call(%b), {compilers.KERNELS[0]}\n" * 2) == 2
 
 
 TEXT = """\
@@ -147,6 +161,7 @@ def of_devices(n, **of):
     [
         ([row(refused="RuntimeError: no")], "is refused by the compiler: RuntimeError: no"),
         ([row(float64=True)], "holds a float64"),
+        ([row(section="kernels", derivative="gradient", kernels=0)], "holds 0 kernels, and not 3"),
         ([row(section="lengths", T=T, temporaries=T**2) for T in LENGTHS], r"not linear in T: T\^2\.00"),
         ([row(section="lengths", T=T, temporaries=T * T // 8) for T in LENGTHS], r"not linear in T: T\^2\.00"),
         ([row(section="lengths", way="jax.nn", T=T, temporaries=T) for T in (4096, 16384)], "the control is linear"),
