@@ -146,10 +146,12 @@ def steps(
     total = exps.sum(1) + jnp.exp(below(sinks, top))
     empty = total == 0
     total = jnp.where(empty, 1, total)
-    weights = exps / total[:, None]
+    weights = jnp.where(allowed, exps / total[:, None], 0)  # in a row that is NaN too
     lse = jnp.where(empty, -jnp.inf, top + jnp.log(total))
 
-    out = jnp.where((allowed & v_nonfinite.T).any(1, keepdims=True), jnp.nan, weights @ v_wide)
+    out = weights @ v_wide
+    finite = jnp.isfinite(out).all(1, keepdims=True) & ~(allowed & v_nonfinite.T).any(1, keepdims=True)
+    out = jnp.where(finite, out, jnp.nan)
     return Steps(scores, scaled, weights, out.astype(v.dtype)), lse
 
 

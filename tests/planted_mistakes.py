@@ -56,6 +56,7 @@ OF_LSE = "one_head.py::test_the_gradient_of_lse_is_the_weights"
 DROPS = "tiles.py::test_each_derivative_drops_the_same_weights"
 IN_TILES = "sweeps.py::test_every_size_has_an_answer_in_tiles_too[{'T': 17, 'S': 33}]"
 EXAMPLE = "finite.py::test_one_example_that_is_not_finite_changes_no_other"
+DOCUMENT = "finite.py::test_what_one_document_holds_reaches_no_other"
 NONFINITE = "one_head.py::test_what_is_not_finite_and_attended_makes_the_row_nan_whatever_the_tiles"
 EXACT = "engine_details.py::test_the_block_state_is_exact_of_tiles_that_begin_and_end_anywhere"
 NEVER_WRONG = "masks.py::test_the_block_state_of_a_rectangle_is_never_wrong"
@@ -165,7 +166,7 @@ plant("every example given the bias of the first", "jattn/engine/batching/vmap.p
       "(0 * x.number, *starts)", "engine_details.py::test_a_bias_that_differs_between_examples_is_read_where_it_lies")
 plant("whatever it holds, found finite", "jattn/engine/plan.py",
       "return (largest < jnp.finfo(plan.dtype).max / 16).all()",
-      "return ~(largest > jnp.finfo(plan.dtype).max / 16).any()", EXAMPLE)
+      "return (largest < jnp.finfo(plan.dtype).max / 16).any()", EXAMPLE)
 plant("a query without a key given the mean of its first tiles", PARTIALS,
       "empty = self.m <= excluded(self.m.dtype) if exact else", "empty =",
       "finite.py::test_each_form_is_the_definition_and_so_are_its_derivatives[any pairs]")
@@ -212,6 +213,14 @@ plant("no dropout in the cotangent of v", BACKWARD, "w.at_finite_values(w.drop(p
       "w.at_finite_values(p @ dout)", DROPS)
 plant("no dropout in the tangent of v", TANGENT, "weighted(w.drop(p), w.at_finite_values(tile_dot.v))",
       "weighted(p, w.at_finite_values(tile_dot.v))", DROPS)
+plant("in a row that is NaN, weights of what it may not attend", TANGENT,
+      "p if self.v_nonfinite is None else jnp.where(self.allowed, p, 0)", "p", f"{DOCUMENT}[gradient]")
+plant("the cotangent of a row that is NaN, beyond what it may attend", BACKWARD, "residuals.live(plan)[:, None]",
+      "residuals.nonempty[:, None]", f"{DOCUMENT}[gradient]")
+plant("the tangent of a row that is NaN passes cotangents on", TANGENT, "jnp.where(live, out_dot,",
+      "jnp.where(nonempty, out_dot,", f"{DOCUMENT}[gradient of jvp]")
+plant("a NaN is of no size", "jattn/_numerics.py", "jnp.abs(x), jnp.inf)", "jnp.abs(x), 0)",
+      "finite.py::test_finite_is_no_nan_no_infinity_and_no_product_that_overflows[few]")
 plant("no cotangent of the sink", BACKWARD, "dsink = residuals.sink_weight(plan) * g", "dsink = 0 * g", SECOND)
 plant("a sign in the cotangent of the sink", BACKWARD, "dsink = residuals.sink_weight(plan) * g",
       "dsink = -residuals.sink_weight(plan) * g", SECOND)
@@ -383,6 +392,8 @@ plant("in a kernel, the operands of another head", KERNEL, "index = index * self
       "index = at[level]", IN_GROUPS)
 plant("in a kernel, dk and dv of one head of a group alone", KERNEL, "self.count(self.shared) * self.inner",
       "self.inner", IN_GROUPS)
+plant("in a kernel, the cotangent of a row that is NaN", PASSES, "searched=call.raw.mask is not None", "searched=False",
+      f"{DOCUMENT}[gradient in kernels]")
 plant("in a kernel, no sink", PASSES, "SoftmaxState.start(x.sink,", "SoftmaxState.start(None,",
       f"{AS_DEFINED}[one sink]")
 plant("in a kernel, the scale twice in the cotangent of the query", PASSES,

@@ -1,6 +1,7 @@
 """Operands that are found finite, once a call, are attended without a search of each tile for what is not."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ from _inputs import assert_close, normal
 from _oracles import definition, weigh
 
 import jattn
-from jattn import masks, scores
+from jattn import cache, flow, masks, scores
+from jattn._numerics import max_or_nan
 from jattn.engine import tuning
 from jattn.engine.attend import make_plan
 from jattn.engine.batching import batched_call
@@ -98,8 +100,10 @@ def test_one_example_that_is_not_finite_changes_no_other(monkeypatch):
         assert_close(lse, want_lse, ulps=64)
 
 
-def test_finite_is_no_nan_no_infinity_and_no_product_that_overflows():
-    plan, x = make_plan(Operands(*(jnp.asarray(a, jnp.float32) for a in (Q, K, V))), None, TILE)
+@pytest.mark.parametrize("rows", [T, 1000], ids=["few", "many"])
+def test_finite_is_no_nan_no_infinity_and_no_product_that_overflows(rows):
+    """Of few numbers and of many, of whose maximum XLA leaves out a NaN."""
+    plan, x = make_plan(Operands(*(normal(rows, D, seed=n, dtype=np.float32) for n in range(3))), None, TILE)
     finite = jax.jit(lambda x: all_finite(plan, x))
     assert finite(x)
     for name, value in (
@@ -112,6 +116,46 @@ def test_finite_is_no_nan_no_infinity_and_no_product_that_overflows():
         changed[7, 1] = value
         assert not finite(x._replace(**{name: changed})), (name, value)
     assert not finite(x._replace(scale=np.float32(np.nan)))
+
+
+CUT = 17
+OTHERS = {  # of a document, by (q, k, v) of both: what it must not depend on the other for
+    "value": lambda f, x: f(*x),
+    "gradient": lambda f, x: gradient(f, x),
+    "jvp": lambda f, x: jax.jvp(f, x, x)[1],
+    "hvp": lambda f, x: jax.jvp(lambda *x: gradient(f, x), x, tuple(map(jnp.cos, x)))[1],
+    "gradient of jvp": lambda f, x: jax.grad(lambda x: sum(jnp.sum(a**2) for a in jax.jvp(f, x, x)[1]))(x),
+    "gradient of gradient": lambda f, x: jax.grad(lambda x: sum(jnp.sum(a[CUT:] ** 2) for a in gradient(f, x)))(x),
+}
+
+
+def gradient(f, x):
+    """Of a loss that has a NaN of its own for each row that is NaN."""
+    return jax.grad(lambda x: jnp.sum(f(*x)[0] ** 2) + jnp.sum(jnp.sin(f(*x)[1])))(x)
+
+
+@pytest.mark.parametrize(
+    ("order", "rows", "options"),
+    [
+        *(pytest.param(order, T, {"tile": TILE}, id=order) for order in OTHERS),
+        pytest.param("value", 600, {}, id="value of many"),
+        pytest.param("gradient", 600, {}, id="gradient of many"),
+        pytest.param("gradient", T, {"implementation": "interpret"}, id="gradient in kernels"),
+    ],
+)
+def test_what_one_document_holds_reaches_no_other(order, rows, options):
+    """A NaN in a query, key or value that its own document attends: the next, in the same tile, is as if alone."""
+    x = tuple(normal(rows, 8, seed=n, dtype=np.float32) for n in range(3))
+    mask = masks.segments((np.arange(rows) >= CUT).astype(np.int32))
+    f = lambda *x: jattn.attention(*x, mask=mask, return_lse=True, **options)  # noqa: E731
+    run = jax.jit(lambda x: OTHERS[order](f, x))
+    want = run(x)
+    for which, value in itertools.product(range(3), (np.nan, -np.inf)):
+        changed = list(map(np.array, x))
+        changed[which][CUT - 2, 3] = value
+        got = run(tuple(changed))
+        assert any(not np.isfinite(a[:CUT]).all() for a in got)
+        assert_close([a[CUT:] for a in got], [a[CUT:] for a in want], ulps=64)
 
 
 @pytest.mark.structure
@@ -128,3 +172,15 @@ def test_a_batch_is_asked_once_and_few_queries_not_at_all():
     assert questions(600, "cuda") == questions(600, "tpu", implementation="loops") == 0
     assert questions(4) == questions(64) == 0
     assert questions(64, mask=masks.lengths(k=500)) == 1
+
+
+@pytest.mark.parametrize("rows", [20, 1000])
+def test_a_maximum_is_nan_where_one_is_among_the_numbers(rows):
+    x = normal(rows, 7, dtype=np.float32)
+    x[rows // 2, 3] = np.nan
+    assert np.isnan(max_or_nan(x))
+    for axis in (0, 1):
+        np.testing.assert_array_equal(max_or_nan(jnp.asarray(x), axis), x.max(axis))
+    assert np.isnan(flow.max_logit(x, x))
+    np.testing.assert_array_equal(np.isnan(cache.quantised(x)[1]), np.isnan(x).any(1))
+    assert np.isnan(jattn.statistics(x, x).max_logit).all()

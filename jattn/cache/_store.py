@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._numerics import max_or_nan
 from jattn._types import AnyArray, Array, Bool, Float, Integer
 from jattn._values import value
 
@@ -124,7 +125,7 @@ def quantised(x: Float[AnyArray, "*n D"]) -> tuple[Integer[Array, "*n D"], Float
         _errors.fail(ValueError, "quantised", "x must have an axis", "Pass vectors [*n, D].", x=x)
     wide = x.astype(_errors.wide(x))
     tiny = float(jnp.finfo(jnp.float32).tiny)  # a vector of zeros keeps a scale that one can divide by
-    scale = jnp.maximum(jnp.abs(wide).max(-1, initial=0) / 127, tiny).astype(jnp.float32)
+    scale = jnp.maximum(max_or_nan(jnp.abs(wide), -1, initial=0) / 127, tiny).astype(jnp.float32)
     steps = jnp.round(wide / scale.astype(wide.dtype)[..., None])
     return jnp.clip(steps, -127, 127).astype(jnp.int8), scale
 

@@ -51,6 +51,7 @@ class Backward(DerivativePass):
         dout, dlse = xs[self.nonlinear_operands :]
         dout = jnp.where(residuals.nonempty[:, None], dout, 0)
         g = jnp.where(residuals.nonempty, dlse - jnp.sum(dout * residuals.out, 1), 0)
+        dout = jnp.where(residuals.live(plan)[:, None], dout, 0)
         active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
         cotangents = sum_backward(plan, residuals, active, dout, g, total)
         if active.sink is not None:

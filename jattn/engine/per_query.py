@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, zero_nonfinite_rows
+from jattn._numerics import below, max_or_nan, zero_nonfinite_rows
 from jattn._values import recomputed
 from jattn.engine import tile as tiles
 from jattn.engine.backward import rounded_as, sum_backward
@@ -73,7 +73,7 @@ def _best(x: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
     """The n largest of each row, or all of a row that is shorter, and where they are (int32)."""
     if n == 1:
         at = jax.lax.argmax(x, 1, jnp.int32)[:, None]
-        return x.max(1, keepdims=True), at
+        return max_or_nan(x, 1)[:, None], at
     found, at = jax.lax.top_k(x, min(n, x.shape[1]))
     return found, at.astype(jnp.int32)
 

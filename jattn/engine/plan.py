@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jattn._numerics import largest_size
 from jattn.engine import tuning
 from jattn.masks import Mask
 
@@ -103,7 +104,7 @@ def all_finite(plan: Plan, x: Operands) -> jax.Array:
 
     Asked once for a whole batch, whose operands may have leading axes.
     """
-    q, k, v, scale = (jnp.max(jnp.abs(a), initial=0).astype(plan.dtype) for a in (x.q, x.k, x.v, x.scale))
+    q, k, v, scale = (largest_size(a).astype(plan.dtype) for a in (x.q, x.k, x.v, x.scale))
     width, keys = (jnp.asarray(n, plan.dtype) for n in (x.q.shape[-1], plan.S))
     largest = jnp.stack([q * scale, q * scale * k * width, v * keys])
     return (largest < jnp.finfo(plan.dtype).max / 16).all()  # no comparison with a NaN is true

@@ -35,11 +35,23 @@ class Residuals(NamedTuple):
     @property
     def nonempty(self) -> jax.Array:
         """The queries that attended to something, or have a sink: no others have a derivative."""
-        return self.m > -jnp.inf
+        return self.m != -jnp.inf
+
+    def live(self, plan: Plan) -> jax.Array:
+        return live_rows(self.nonempty, self.out, searched=self.x.mask is not None and not plan.finite)
 
     def sink_weight(self, plan: Plan) -> jax.Array:
         """The share of the sink in the denominator of each query."""
         return jnp.exp(below(per_query(plan, self.x.sink), self.m_padded[: plan.T]) - self.log_sum_padded[: plan.T])
+
+
+def live_rows(nonempty: jax.Array, out: jax.Array, *, searched: bool) -> jax.Array:
+    """The queries whose cotangents of out reach the values: those that attended to something.
+
+    Searched, for what a mask hides: of these, the ones whose output is finite. NaN times a weight of 0 would reach
+    values that the query may not attend.
+    """
+    return nonempty & jnp.isfinite(out).all(-1) if searched else nonempty
 
 
 def per_query(plan: Plan, sink: jax.Array) -> jax.Array:
@@ -97,6 +109,7 @@ class Recomputed(NamedTuple):
     factors: jax.Array | None
     v: jax.Array
     v_nonfinite: jax.Array | None
+    """Which values are not finite; None where nothing is masked, or all is known to be finite."""
     transposed: bool = True
 
     @classmethod
@@ -114,8 +127,9 @@ class Recomputed(NamedTuple):
         return cls(tile, allowed, m, log_sum, factors, v, v_nonfinite, transposed)
 
     def probabilities(self, logits: jax.Array) -> jax.Array:
-        """p, from the logits and the residuals."""
-        return jnp.exp(below(logits, self.m) - self.log_sum)
+        """p, from the logits and the residuals. In a row that is NaN it is 0 of what the row may not attend."""
+        p = jnp.exp(below(logits, self.m) - self.log_sum)
+        return p if self.v_nonfinite is None else jnp.where(self.allowed, p, 0)
 
     def drop(self, p: jax.Array) -> jax.Array:
         return p if self.factors is None else p * self.factors
@@ -171,8 +185,10 @@ class Tangent(DerivativePass):
         a, lse_dot = sum_tangent(plan, residuals, x_dot, total)
         if x_dot.sink is not None:
             lse_dot += residuals.sink_weight(plan) * per_query(plan, x_dot.sink)
+        nonempty, live = residuals.nonempty[:, None], residuals.live(plan)[:, None]
+        out_dot = a - lse_dot[:, None] * jnp.where(live, residuals.out, 0)
         return [
-            jnp.where(residuals.nonempty[:, None], a - lse_dot[:, None] * residuals.out, 0),
+            jnp.where(live, out_dot, jnp.where(nonempty, jnp.nan, 0)),
             jnp.where(residuals.nonempty, lse_dot, 0),
         ]
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
+from jattn._numerics import max_or_nan
 from jattn._types import Array, Float
 from jattn._values import pytree
 from jattn.flow._closed import Objective, attention_steps, pulls
@@ -134,7 +135,7 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
         best = max_margin(k, target)
         u, widest = (x.astype(q.dtype) for x in (best.direction, best.margin))
         rival = jnp.arange(len(k)) != target
-        ahead = jnp.min(jnp.where(rival, (k[target][None] - k) @ q, jnp.inf), initial=jnp.inf)
+        ahead = -max_or_nan(jnp.where(rival, (k - k[target][None]) @ q, -jnp.inf), initial=-jnp.inf)
         size = jnp.linalg.norm(q)
         return Diagnostics(
             q=q, k=k, weights=p, loss=loss, p=p[target], lead=q @ (k[target] - p @ k),

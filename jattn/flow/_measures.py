@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._numerics import max_or_nan
 from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries
 
 
@@ -80,7 +81,7 @@ def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Arr
       1.0
     """
     c = q.shape[-1] ** -0.5 if scale is None else scale
-    return jnp.max((q * jnp.asarray(c, q.dtype)) @ k.T, initial=-jnp.inf)
+    return max_or_nan((q * jnp.asarray(c, q.dtype)) @ k.T, initial=-jnp.inf)
 
 
 def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> Float[Array, "T T"]:

@@ -23,7 +23,7 @@ from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore
-from jattn.engine.tangent import Recomputed, Tangent, tangent_tile
+from jattn.engine.tangent import Recomputed, Tangent, live_rows, tangent_tile
 from jattn.partials import SoftmaxState
 
 Run = Callable[[Kernel], list[jax.Array]]
@@ -102,7 +102,7 @@ class Saved:
 
     @property
     def nonempty(self) -> jax.Array:
-        return self.m > -jnp.inf
+        return self.m != -jnp.inf
 
     def sink_weight(self, call: Call) -> jax.Array:
         """The share of the sink in the denominator of each query."""
@@ -159,9 +159,11 @@ def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list
     call = call_of(fun, levels, xs)
     plan, saved = call.plan, Saved.of(call)
     dout, dlse = call.more[3:]
-    dlive = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
-    g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(dlive * saved.out, -1), 0)
-    pull = Pullback(call, (call.x, saved.rows, call.lay(dout, "qd"), call.row(g)), run)
+    attended = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
+    g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(attended * saved.out, -1), 0)
+    live = live_rows(saved.nonempty, saved.out, searched=call.raw.mask is not None)
+    operands = call.x, saved.rows, call.lay(dout, "qd"), call.row(g), call.row(live.astype(plan.dtype))
+    pull = Pullback(call, operands, run)
     # Each active operand by its number, so that every cotangent finds its place.
     given = select_active(fun.tree, fun.argnums, fun.argnums)
     active = given._replace(captured=numbered_values(call, given.captured, fun.tree.num_leaves))
@@ -195,10 +197,11 @@ def numbered_values(call: Call, captured: tuple[int | None, ...], free: int) -> 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pullback:
-    """The kernels of the backward pass, and what they read: the operands, the rows of (m, log_sum), dout, g."""
+    """The kernels of the backward pass, and what they read: the operands, the rows of (m, log_sum), dout, g, and whether
+    dout goes on, as 1 or 0."""
 
     call: Call
-    operands: tuple[Operands, tuple[Leaf, Leaf], Leaf, Leaf]
+    operands: tuple[Operands, tuple[Leaf, Leaf], Leaf, Leaf, Leaf]
     run: Run
 
     def tile(self, operands: Any, i: Any, j: Any, masked: bool, active: Operands) -> Operands:
@@ -208,8 +211,8 @@ class Pullback:
         the score modifier captured is laid out as a row, so that its cotangent is one; a table, as a row an entry. What
         it looked up for a key stays a column.
         """
-        x, rows, dout, g = operands
-        dout = jnp.where((rows[0] > -jnp.inf).T, dout.astype(self.call.plan.dtype), 0)
+        x, rows, dout, g, live = operands
+        dout = jnp.where(live.T > 0, dout.astype(self.call.plan.dtype), 0)
         w = recomputed(self.call, x, rows, i, j, masked)
         captured = tuple(
             c
