@@ -197,8 +197,8 @@ def numbered_values(call: Call, captured: tuple[int | None, ...], free: int) -> 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pullback:
-    """The kernels of the backward pass, and what they read: the operands, the rows of (m, log_sum), dout, g, and whether
-    dout goes on, as 1 or 0."""
+    """The kernels of the backward pass, and what they read: the operands, the rows of (m, log_sum), dout, g, and as 1
+    or 0 whether dout goes on."""
 
     call: Call
     operands: tuple[Operands, tuple[Leaf, Leaf], Leaf, Leaf, Leaf]
