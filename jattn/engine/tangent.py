@@ -129,7 +129,7 @@ class Recomputed(NamedTuple):
     def probabilities(self, logits: jax.Array) -> jax.Array:
         """p, from the logits and the residuals. In a row that is NaN it is 0 of what the row may not attend."""
         p = jnp.exp(below(logits, self.m) - self.log_sum)
-        return p if self.v_nonfinite is None else jnp.where(self.allowed, p, 0)
+        return p if self.v_nonfinite is None or self.allowed is None else jnp.where(self.allowed, p, 0)
 
     def drop(self, p: jax.Array) -> jax.Array:
         return p if self.factors is None else p * self.factors

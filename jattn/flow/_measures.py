@@ -81,7 +81,8 @@ def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Arr
       1.0
     """
     c = q.shape[-1] ** -0.5 if scale is None else scale
-    return max_or_nan((q * jnp.asarray(c, q.dtype)) @ k.T, initial=-jnp.inf)
+    logits = jnp.asarray((q * jnp.asarray(c, q.dtype)) @ k.T)
+    return max_or_nan(logits, initial=-jnp.inf)
 
 
 def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> Float[Array, "T T"]:
