@@ -39,6 +39,9 @@ platform_name: "CUDA"  dnn_version_info { major: 9 minor: 10 }  runtime_version 
 device_description_str: "NVIDIA H200 141GB HBM3e"
 """
 """What the CUDA driver reports of an H200, which the compiler asks for its limits."""
+CUDNN = 91000
+"""The version of cuDNN in that report, as the library itself would say it. It need not be installed: its calls stay
+calls in a compiled program, and are made into kernels where they run."""
 
 
 def least_effort() -> dict[str, Any]:
@@ -115,11 +118,14 @@ def devices(device: str, n: int = 1) -> list[Any]:
 
 
 def described(device: str) -> AbstractContextManager[Any]:
-    """Within it Pallas writes kernels for this device: from jax 0.11 on it asks which GPU there is."""
+    """Within it kernels are written for this device: JAX asks which cuDNN there is, and Pallas, from jax 0.11 on, which
+    GPU."""
     from jax import sharding
 
+    from jattn import _jax
     from jattn._jax import gpu_is_known
 
+    _jax.cudnn.check_cudnn_version = lambda: CUDNN
     if device != "H200" or gpu_is_known():
         return nullcontext()
     gpu = sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
@@ -162,11 +168,15 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}"[:240]
 
 
-KERNELS = ('custom_call_target="tpu_custom_call"', 'custom_call_target="__gpu$xla.gpu.triton"')
+KERNELS = (
+    'custom_call_target="tpu_custom_call"',
+    'custom_call_target="__gpu$xla.gpu.triton"',
+    'custom_call_target="__cudnn$fmha',
+)
 
 
 def kernels(text: str) -> int:
-    """How many kernels a compiled program holds."""
+    """How many kernels a compiled program holds, and calls of cuDNN's attention."""
     return sum(map(text.count, KERNELS))
 
 

@@ -17,6 +17,7 @@ GROWS: dict[str, str] = {
 
 DIFFERS: dict[str, str] = {
     "gather, *, gradient, 64 × TPU v5e": "the compiler makes an all-reduce of the reduce-scatter, of twice the bytes",
+    "gather, *, gradient, 64 × TPU v6e": "the compiler makes an all-reduce of the reduce-scatter, of twice the bytes",
     "gather, * × TPU v5p": "the compiler makes all-reduces of the all-gather and of the reduce-scatter",
 }
 """Programs that send other bytes than `plan` says."""

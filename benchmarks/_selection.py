@@ -12,6 +12,9 @@ TYPES = ("float32", "bfloat16")
 HOLDS = {"value": 1, "gradient": 3, "jvp": 2}
 """How many kernels a program of each derivative holds: the forward pass; the backward pass of dq and that of dk and dv;
 the tangent pass."""
+CUDNN_HOLDS = {"value": 1, "gradient": 2, "jvp": 1}
+"""How many calls of cuDNN: its forward and its backward pass. The gradient with lse has each twice, and the
+tangent pass is loops."""
 TPUS = [device for device in compilers.TOPOLOGIES if compilers.platform_of(device) == "tpu"]
 CAUSAL, GROUPED = "one head: causal()", "many heads: grouped, causal"
 RINGS = [("ring", mask, layout) for mask in ("causal", "window") for layout in ("contiguous", "zigzag")]
@@ -43,6 +46,23 @@ def of_kernels(kernels: Sequence[str], everything: bool) -> Iterator[Job]:
                 if everything or mine:
                     yield {"section": "kernels", "device": device, "way": way, "derivative": derivative,
                            "dtype": TYPES[(i + d) % 2], "T": LENGTH}  # fmt: skip
+
+
+def of_cudnn(ways: Sequence[str], everything: bool) -> Iterator[Job]:
+    """What asks for cuDNN: each × value, gradient and jvp; or each once, by turns."""
+    for i, way in enumerate(ways):
+        for j, derivative in enumerate(CUDNN_HOLDS):
+            if everything or (i + j) % len(CUDNN_HOLDS) == 1:
+                yield {"section": "cudnn", "device": "H200", "way": way, "derivative": derivative,
+                       "dtype": "bfloat16", "T": LENGTH}  # fmt: skip
+
+
+def held(job: Job) -> int | None:
+    """How many kernels, or calls of cuDNN, a program must hold; None if it may hold any number."""
+    if job["section"] == "cudnn":
+        twice = job["derivative"] == "gradient" and "lse" in job["way"]
+        return CUDNN_HOLDS[job["derivative"]] * (2 if twice else 1)
+    return HOLDS[job["derivative"]] if job["section"] == "kernels" else None
 
 
 def of_lengths(derivatives: Sequence[str], everything: bool) -> Iterator[Job]:
@@ -85,17 +105,19 @@ def of_devices(everything: bool) -> Iterator[Job]:
                    "derivative": derivative}  # fmt: skip
 
 
-def chosen(ways: Sequence[str], kernels: Sequence[str], derivatives: Sequence[str], everything: bool) -> list[Job]:
+def chosen(
+    ways: Sequence[str], kernels: Sequence[str], cudnn: Sequence[str], derivatives: Sequence[str], everything: bool
+) -> list[Job]:
     """All programs. Those that are compared over T, and one ring, are compiled with the compiler's own effort: with
     less, a TPU's sends nothing while it computes."""
-    found = [*of_ways(ways, derivatives, everything), *of_kernels(kernels, everything)]
+    found = [*of_ways(ways, derivatives, everything), *of_kernels(kernels, everything), *of_cudnn(cudnn, everything)]
     found += [*of_lengths(derivatives, everything), *of_devices(everything)]
     found.sort(key=lambda job: job["section"] == "ways" and derivatives.index(job["derivative"]))
 
     def fast(job: Job) -> bool:
         if job["section"] == "devices":
             return (job["way"], job["mask"], job["layout"]) != RINGS[0]
-        return job["section"] in ("ways", "kernels")
+        return job["section"] in ("ways", "kernels", "cudnn")
 
     return [job | {"fast": fast(job)} for job in found]
 
@@ -104,5 +126,5 @@ def title(job: Job) -> str:
     """Its name in `_refused.py`, and in what is printed."""
     if job["section"] == "devices":
         return f"{job['way']}, {job['mask']}, {job['layout']}, {job['derivative']}, {job['devices']} × {job['device']}"
-    way = f"kernels of {job['way']}" if job["section"] == "kernels" else job["way"]
+    way = {"kernels": "kernels of ", "cudnn": "cuDNN for "}.get(job["section"], "") + job["way"]
     return f"{way}, {job['derivative']}, {job['dtype']}, T = {job['T']}, {job['device']}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import _compilers as compilers
 from _refused import DIFFERS, GROWS, NOT_LINEAR, REFUSED
-from _selection import CONTROL, HOLDS, LENGTHS, Job, title
+from _selection import CONTROL, LENGTHS, Job, held, title
 
 EXPONENT, FLAT, CONTROL_EXPONENT = 1.1, 1.05, 1.5
 """Linear in T: T to at most this. Flat: at most so many times as much on more devices. And what is not linear."""
@@ -32,10 +32,10 @@ class Verdict:
         for row in self.compiled:
             if row["float64"]:
                 self.findings.append(f"{title(row)}: holds a float64")
-        self.kernels = [row for row in self.compiled if row["section"] == "kernels"]
+        self.kernels = [row for row in self.compiled if held(row) is not None]
         for row in self.kernels:
-            if row["kernels"] != HOLDS[row["derivative"]]:
-                said = f"holds {row['kernels']} kernels, and not {HOLDS[row['derivative']]}"
+            if row["kernels"] != held(row):
+                said = f"holds {row['kernels']} kernels, and not {held(row)}"
                 self.findings.append(f"{title(row)}: {said}")
         controls, fits = ([f for f in self.lengths if (f["way"] == CONTROL) is one] for one in (True, False))
         for fit in controls:
@@ -193,6 +193,9 @@ have a loop of tiles, or a kernel, between their start and their end. The contig
 compiler does by itself, the others with its least effort: the TPU's then sends nothing while it computes."""
 OF_KERNELS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
 b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two."""
+OF_CUDNN = """With implementation='cudnn', T = 4,096, bfloat16: calls of cuDNN, which become kernels where they run, and
+loops beside them for operands that are not finite. A value and a jvp hold one call, a gradient two, with that of lse
+four."""
 OF_WAYS = "MiB of temporaries at T = 4,096, compiled with the compiler's least effort; b: bfloat16, the others float32."
 KNOWN = {"refused": REFUSED, "not linear in T": NOT_LINEAR, "grows": GROWS, "differs from plan": DIFFERS}
 
@@ -218,6 +221,7 @@ def page(verdict: Verdict, platform: str, head: dict[str, str]) -> str:
         "## Kernels",
         OF_KERNELS,
         *(of_ways(verdict.rows, device, "kernels") for device in devices),
+        *([OF_CUDNN, of_ways(verdict.rows, "H200", "cudnn")] if "H200" in devices else []),
         "## Memory as T grows",
         OF_LENGTHS,
         of_lengths(here(verdict.lengths)),

@@ -278,6 +278,17 @@ KERNELS = [
 ]  # fmt: skip
 """What both devices have kernels for."""
 
+LIBRARY = {"implementation": "cudnn"}
+CUDNN = [
+    one_head("full", "attention", LIBRARY),
+    one_head("causal(), and lse", "attention", {"mask": CAUSAL, "return_lse": True, **LIBRARY}),
+    one_head("window(left, right)", "attention", {"mask": masks.window(1023, 0), **LIBRARY}),
+    many_heads("grouped, causal, scale", KV_HEADS, lambda c: {"is_causal": True, "scale": c, **LIBRARY}, lambda T: ()),
+    many_heads("lengths", HEADS, lambda n: {"query_seq_lengths": n, "key_value_seq_lengths": n, **LIBRARY},
+               None, lambda T: Shape((2,), INT)),
+]  # fmt: skip
+"""What cuDNN is asked for."""
+
 
 def loss_of(f: Callable[..., Any]) -> Callable[..., Any]:
     """Σ sin of every floating-point result."""

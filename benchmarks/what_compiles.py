@@ -5,10 +5,11 @@
 
 The compilers of both vendors run on a machine that has no device of theirs. Each public way to attend (`_ways.py`) and
 its derivatives are compiled at T = 4,096; where `implementation='kernel'` asks for kernels, a value must hold one, a
-gradient three and a jvp two; the temporaries of chosen ones at T = 4,096, 16,384 and 65,536 give the
-exponent of T, beside jax.nn as the control; and the schemes of `jattn.sharding` are compiled for up to 512 devices
-(`_many_devices.py`), their collectives and bytes compared with `sharding.plan`. No program may hold a float64. What
-fails must be in `_refused.py`, with its reason, and what is there must fail.
+gradient three and a jvp two, and where 'cudnn' is asked for, one, two and one call of it; the temporaries of chosen
+ones at T = 4,096, 16,384 and 65,536 give the exponent of T, beside jax.nn as the control; and the schemes of
+`jattn.sharding` are compiled for up to 512 devices (`_many_devices.py`), their collectives and bytes compared with
+`sharding.plan`. No program may hold a float64. What fails must be in `_refused.py`, with its reason, and what is there
+must fail.
 
 Programs whose exponent is asked for, and the causal ring, are compiled as the compiler does by itself, all others with
 its least effort for speed and memory, which takes a third of the time.
@@ -71,7 +72,7 @@ def compile_way(job: Job) -> dict[str, Any]:
         f: Callable[..., Any] = lambda active, rest: jax.nn.dot_product_attention(*active, is_causal=True)  # noqa: E731
         active, rest = [one] * 3, []
     else:
-        ways = _ways.KERNELS if job["section"] == "kernels" else _ways.WAYS
+        ways = {"kernels": _ways.KERNELS, "cudnn": _ways.CUDNN}.get(job["section"], _ways.WAYS)
         f, active, rest = next(way for way in ways if way.name == job["way"]).make(T, dtype)
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), (active, rest))
     with compilers.described(job["device"]):
@@ -180,7 +181,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write (default with --all: results/ beside this script)")
     parser.add_argument("--log", type=Path, help="keep what was found here; what it has is not compiled again")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no program later than this")
-    parser.add_argument("--section", default="", help="ways, kernels, lengths or devices alone; no table unless --out")
+    parser.add_argument(
+        "--section", default="", help="ways, kernels, cudnn, lengths or devices alone; no table unless --out"
+    )
     parser.add_argument("--processes", type=int, default=2, help="how many compilers at once")
     parser.add_argument("--worker", action="store_true", help="compile what standard input lists, as JSON")
     args = parser.parse_args()
@@ -191,7 +194,7 @@ def main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     import _ways
 
-    names = ([way.name for way in ways] for ways in (_ways.WAYS, _ways.KERNELS))
+    names = ([way.name for way in ways] for ways in (_ways.WAYS, _ways.KERNELS, _ways.CUDNN))
     jobs = chosen(*names, _ways.DERIVATIVES, args.all)
     jobs = [j for j in jobs if args.only in title(j) and args.section in j["section"]]
     jobs = [j for j in jobs if compilers.platform_of(j["device"]) not in absent]

@@ -29,6 +29,9 @@ WHY = MappingProxyType({
         "the lowering of a batched call asks which devices there are, to keep sharded examples where they lie; "
         "there is no public way to say so"
     ),
+    "jax._src.cudnn.fused_attention_stablehlo": (
+        "attention by cuDNN with lse in float32; jax.nn.dot_product_attention rounds it to the dtype of the query"
+    ),
     "jax.core.eval_jaxpr": "a score or mask of the user's own is kept as a jaxpr and evaluated inside a tile",
     "jax.experimental.custom_partitioning.custom_partitioning": (
         "tells the partitioner that examples are independent; jax.shard_map would need the mesh from the caller"
@@ -56,6 +59,7 @@ WHY = MappingProxyType({
 
 
 ON_FIRST_USE = MappingProxyType({
+    "cudnn": "jax._src.cudnn.fused_attention_stablehlo",
     "pallas": "jax.experimental.pallas",
     "tpu": "jax.experimental.pallas.tpu",
     "triton": "jax.experimental.pallas.triton",
@@ -63,7 +67,7 @@ ON_FIRST_USE = MappingProxyType({
 
 
 def __getattr__(name: str) -> Any:
-    """Pallas, when a kernel first needs it: it takes longer to import than all else here together."""
+    """Pallas and cuDNN, when a kernel first needs them: Pallas takes longer to import than all else here together."""
     if name in ON_FIRST_USE:
         return importlib.import_module(ON_FIRST_USE[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -93,10 +93,9 @@ def dot_product_attention(
       query_seq_lengths: integers [B], how many rows of query are filled; the others give zeros.
       key_value_seq_lengths: integers [B], how many rows of key and value are filled.
       local_window_size: (left, right), or one number for both: how many tokens to each side are attended.
-      implementation: None, 'loops', 'kernel' and 'interpret' are jattn's engine, as in `attention`. 'xla' and
-        'cudnn' hand the call to jax.nn and its dense or cuDNN path, with its semantics, memory and derivatives; never
-        by themselves, and never as a fallback. The call is refused, with the reason, where they cannot do it. The
-        cuDNN path has not been run by this project.
+      implementation: None, 'loops', 'kernel', 'interpret' and 'cudnn' are jattn's engine, as in `attention`. 'xla'
+        hands the call to jax.nn and its dense path, with its semantics, memory and derivatives; never by itself, and
+        never as a fallback. The call is refused, with the reason, where that cannot do it.
       return_residual: also return the log-sum-exp.
       score: f(score, q_position, k_position) -> score on scalars, for every head.
       sink: a logit that joins the denominator, a scalar or one a head [N].
@@ -133,7 +132,7 @@ def dot_product_attention(
     """
     query, key, value, unbatched = _heads(query, key, value)
     (B, T, N, _), (_, S, K, _) = query.shape, value.shape
-    if implementation not in (None, "loops", "kernel", "interpret"):
+    if implementation not in (None, "loops", "kernel", "interpret", "cudnn"):
         ours = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
         ours["dropout_key"] = dropout_key
         reason = unsupported_reason(
@@ -211,7 +210,7 @@ def dot_product_attention(
 def unsupported_reason(
     implementation: Any, query: jax.Array, key: jax.Array, value: jax.Array, mask: Any, ours: Sequence[str] = ()
 ) -> str | None:
-    """Why jax.nn cannot do this call with its implementation `'xla'` or `'cudnn'`, in words; None if it can.
+    """Why jax.nn cannot do this call with its implementation `'xla'`, in words; None if it can.
 
     Args:
       implementation: what was asked for.
@@ -219,8 +218,8 @@ def unsupported_reason(
       mask: as in `dot_product_attention`.
       ours: the names of the arguments in use that jax.nn does not have.
     """
-    if implementation not in ("xla", "cudnn"):
-        return "there are None, 'loops', 'kernel' and 'interpret', which are jattn's own, 'xla' and 'cudnn'"
+    if implementation != "xla":
+        return "there are None, 'loops', 'kernel', 'interpret' and 'cudnn', which are jattn's own, and 'xla'"
     if ours:
         return f"jax.nn has no {' and no '.join(ours)}"
     if isinstance(mask, Mask):
@@ -229,10 +228,6 @@ def unsupported_reason(
         return "jax.nn wants query, key and value in one dtype"
     if key.shape != value.shape:
         return "jax.nn wants value as wide as key"
-    if implementation == "cudnn" and jax.default_backend() != "gpu":
-        return f"cuDNN runs on an NVIDIA GPU, and the backend is {jax.default_backend()}"
-    if implementation == "cudnn" and query.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"cuDNN computes in bfloat16 and float16, not in {query.dtype}"
     return None
 
 

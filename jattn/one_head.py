@@ -24,7 +24,7 @@ class SharedOptions(TypedDict, total=False):
     dropout_rate: Numeric
     dropout_key: PRNGKey | None
     tile: tuple[int, int] | None
-    implementation: Literal["loops", "kernel", "interpret"] | None
+    implementation: Literal["loops", "kernel", "interpret", "cudnn"] | None
 
 
 class AttentionOptions(SharedOptions, total=False):
@@ -68,7 +68,7 @@ def attention(
     dropout_rate: Numeric = 0.0,
     dropout_key: PRNGKey | None = None,
     tile: tuple[int, int] | None = None,
-    implementation: Literal["loops", "kernel", "interpret"] | None = None,
+    implementation: Literal["loops", "kernel", "interpret", "cudnn"] | None = None,
 ) -> Float[Array, "T Dv"] | tuple[Float[Array, "T Dv"], Float[Array, " T"]]:
     """Attention of T queries over S keys: each output is a mean of the values, weighted by how well key matches query.
 
@@ -101,8 +101,12 @@ def attention(
       implementation: None takes a kernel on the TPU if it has one for this call, and loops elsewhere; "loops" never
         takes a kernel; "kernel" takes one, of the TPU or of an NVIDIA GPU (there its products are TF32 unless
         jax.default_matmul_precision("highest") is set), or says why there is none where the program is lowered;
-        "interpret" runs the kernel of the TPU operation by operation on any platform, slowly, to test with.
-        Derivatives beyond the first are loops in every case. Kernels were compiled and interpreted, not run, so far.
+        "interpret" runs the kernel of the TPU operation by operation on any platform, slowly, to test with. "cudnn"
+        has the value and the gradient, that of lse included, of NVIDIA's library, for what it knows: q, k and v in
+        bfloat16 or float16 and of one width up to 128; full and causal masks, lengths, and a window to the left of a
+        causal one; any scale (q is rounded once more if it is not 1/√D); or says why not where the program is lowered.
+        Its jvp, its derivatives beyond the first and what is not finite are loops. In every case derivatives beyond
+        the first are. Kernels were compiled and interpreted so far, cuDNN compiled, and neither was run.
 
     Returns:
       out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.

@@ -29,7 +29,7 @@ class RaggedAttentionOptions(TypedDict, total=False):
     dropout_rate: Numeric
     dropout_key: PRNGKey | None
     tile: tuple[int, int] | None
-    implementation: Literal["loops", "kernel", "interpret"] | None
+    implementation: Literal["loops", "kernel", "interpret", "cudnn"] | None
 
 
 @overload
@@ -69,7 +69,7 @@ def ragged_attention(
     dropout_rate: Numeric = 0.0,
     dropout_key: PRNGKey | None = None,
     tile: tuple[int, int] | None = None,
-    implementation: Literal["loops", "kernel", "interpret"] | None = None,
+    implementation: Literal["loops", "kernel", "interpret", "cudnn"] | None = None,
 ) -> Float[Array, "T H Dv"] | tuple[Float[Array, "T H Dv"], Float[Array, "T H"]]:
     """Attention within each of many sequences of any lengths, which lie one after another in q, k and v.
 

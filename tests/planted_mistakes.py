@@ -428,6 +428,19 @@ plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] > 0",
 plant("in a kernel of the GPU, the part of a tile that is passed over left as it was", GPU,
       "loop(end, jnp.int32(walk.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
 
+LIBRARY = "jattn/engine/kernels/cudnn.py"
+BESIDE = "cudnn.py::test_value_and_derivatives_are_those_of_the_definition"
+plant("the gradient of lse dropped, as cuDNN drops it", LIBRARY, "(g != 0).any()", "(g != g).any()",
+      f"{BESIDE}[causal-None]")
+plant("a scale that cuDNN is not told", LIBRARY, "self.plan.dtype) * self.factor)", "self.plan.dtype) * 1)",
+      f"{BESIDE}[full-0.4]")
+plant("what cuDNN leaves in rows beyond a length", LIBRARY, "jnp.where(k_filled[..., None], y[:, 0], 0)", "y[:, 0]",
+      f"{BESIDE}[lengths-None]")
+plant("a window of cuDNN that is one key too narrow", LIBRARY, "self.left + 1", "self.left", f"{BESIDE}[window-None]")
+plant("cuDNN given what is not finite", "jattn/engine/batching/primitive.py",
+      "return list(jax.lax.cond(kernel.holds(*xs), lambda: ys, lambda: _run(fun, *xs)))", "return list(ys)",
+      "cudnn.py::test_what_is_not_finite_runs_as_loops")
+
 # Values.
 
 VALUES = "jattn/_values.py"

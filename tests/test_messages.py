@@ -100,9 +100,9 @@ PREDICATE = "Write f(q_position, k_position) -> bool on integer scalars; the lib
 STARTS = "Give the start of each sequence and the end of the last; map over a batch with jax.vmap."
 PAIR = "Pass the pair that attention(..., return_lse=True) returns."
 CUDNN = (
-    "cuDNN computes in bfloat16 and float16, not in float32"
+    "cuDNN takes q, k and v in one dtype, bfloat16 or float16, not in float32"
     if jax.default_backend() == "gpu"
-    else f"cuDNN runs on an NVIDIA GPU, and the backend is {jax.default_backend()}"
+    else f"cuDNN runs on an NVIDIA GPU, and the platform is {jax.default_backend()}"
 )
 ELSE = "Leave it out, or change what stands in its way."
 ONE_KEY = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
@@ -152,7 +152,7 @@ TABLE = [
     (attend(dropout_rate=0.5, dropout_key="river"), TypeError, "attention: dropout_key must be an array of numbers in one shape, got dropout_key of type str. Pass a jax or NumPy array."),
     (attend(tile=256), TypeError, f"attention: tile must be a pair of numbers of rows, got tile of type int. {TILE}"),
     (attend(tile=(16, 24)), ValueError, f"attention: tile must be multiples of 16, got tile (16, 24). {TILE}"),
-    (attend(implementation="flash"), ValueError, "attention: implementation must be None, 'loops', 'kernel' or 'interpret', got implementation 'flash'. Leave it out for a kernel where there is one, and loops elsewhere."),
+    (attend(implementation="flash"), ValueError, "attention: implementation must be None, 'loops', 'kernel', 'interpret' or 'cudnn', got implementation 'flash'. Leave it out for a kernel where there is one, and loops elsewhere."),
     (lowered(attend(implementation="kernel")), ValueError, "attention: implementation must be able to do this call (kernels are for the GPU and the TPU, and the platform is cpu), got implementation 'kernel'. Use implementation='loops'."),
     (lambda: jattn.implementations(jattn.attention, ones(4, 3), ones(5, 3), ones(5, 2), platform="cuda"), ValueError, "implementations: platform must be one of 'cpu', 'gpu', 'tpu', got platform 'cuda'. Leave it out for that of the default device."),
     (attend(tile=(0, 16)), ValueError, "attention: tile must be at least 1, got tile 0. Pass a Python int of at least 1."),
@@ -184,9 +184,9 @@ TABLE = [
     (best(2, q=Q[0]), ValueError, f"top_keys: q must have the axes [T, D], got q [5]. {ONE_HEAD}"),
     (best(2, tile=(16, 24)), ValueError, f"top_keys: tile must be multiples of 16, got tile (16, 24). {TILE}"),
     # dot_product_attention
-    (many(implementation="flash"), ValueError, f"dot_product_attention: implementation must be able to do this call (there are None, 'loops', 'kernel' and 'interpret', which are jattn's own, 'xla' and 'cudnn'), got implementation 'flash'. {ELSE}"),
-    (many(implementation="cudnn"), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn wants value as wide as key), got implementation 'cudnn'. {ELSE}"),
-    (many(implementation="cudnn", value=KEY), ValueError, f"dot_product_attention: implementation must be able to do this call ({CUDNN}), got implementation 'cudnn'. {ELSE}"),
+    (many(implementation="flash"), ValueError, f"dot_product_attention: implementation must be able to do this call (there are None, 'loops', 'kernel', 'interpret' and 'cudnn', which are jattn's own, and 'xla'), got implementation 'flash'. {ELSE}"),
+    (many(implementation="xla"), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn wants value as wide as key), got implementation 'xla'. {ELSE}"),
+    (lowered(many(implementation="cudnn")), ValueError, f"attention: implementation must be able to do this call ({CUDNN}), got implementation 'cudnn'. Use implementation='loops'."),
     (many(implementation="xla", value=KEY.astype(np.float16)), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn wants query, key and value in one dtype), got implementation 'xla'. {ELSE}"),
     (many(implementation="xla", sink=ones(N), tile=(16, 16)), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn has no sink and no tile), got implementation 'xla'. {ELSE}"),
     (many(implementation="xla", mask=masks.lengths(k=3)), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn takes booleans for a mask; masks.to_dense makes them), got implementation 'xla'. {ELSE}"),

@@ -26,6 +26,7 @@ import what_compiles
 LENGTHS = _selection.LENGTHS
 NAMES = [way.name for way in _ways.WAYS]
 KERNELS = [way.name for way in _ways.KERNELS]
+CUDNN = [way.name for way in _ways.CUDNN]
 
 
 @pytest.mark.parametrize("module", ["masks", "scores", "heads", "cache"])
@@ -53,7 +54,9 @@ def test_a_way_has_every_derivative_and_no_float64(way):
 
 
 def test_the_quick_selection_holds_every_way_and_every_triple():
-    quick = [job for job in _selection.chosen(NAMES, KERNELS, _ways.DERIVATIVES, False) if job["section"] == "ways"]
+    quick = [
+        job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, False) if job["section"] == "ways"
+    ]
     for tpu in (True, False):
         some = [job for job in quick if (job["device"] != "H200") == tpu]
         assert {job["way"] for job in some} == set(NAMES)
@@ -63,13 +66,15 @@ def test_the_quick_selection_holds_every_way_and_every_triple():
 
 
 def test_the_whole_is_the_product():
-    whole = [job for job in _selection.chosen(NAMES, KERNELS, _ways.DERIVATIVES, True) if job["section"] == "ways"]
+    whole = [
+        job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, True) if job["section"] == "ways"
+    ]
     assert len(whole) == len(NAMES) * len(_ways.DERIVATIVES) * len(compilers.TOPOLOGIES)
 
 
 def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
     quick, whole = (
-        [job for job in _selection.chosen(NAMES, KERNELS, _ways.DERIVATIVES, x) if job["section"] == "kernels"]
+        [job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, x) if job["section"] == "kernels"]
         for x in (False, True)
     )
     assert len(whole) == len(KERNELS) * 3 * len(compilers.TOPOLOGIES)
@@ -78,6 +83,20 @@ def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
     assert {job["device"] for job in quick} == set(compilers.TOPOLOGIES)
     assert compilers.kernels(TEXT) == 0
     assert compilers.kernels(f"{TEXT}  %a = f32[] custom-call(%b), {compilers.KERNELS[0]}\n" * 2) == 2
+
+
+def test_cudnn_is_asked_for_each_way_and_counted():
+    quick, whole = (
+        [job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, x) if job["section"] == "cudnn"]
+        for x in (False, True)
+    )
+    assert len(whole) == 3 * len(CUDNN)
+    assert [job["way"] for job in quick] == CUDNN
+    assert {job["derivative"] for job in quick} == {"value", "gradient", "jvp"}
+    of_lse = {job["derivative"]: _selection.held(job) for job in whole if "lse" in job["way"]}
+    assert of_lse == {"value": 1, "gradient": 4, "jvp": 1}
+    calls = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
+    assert compilers.kernels("".join(f'custom_call_target="{call}"' for call in calls)) == 2
 
 
 TEXT = """\

@@ -116,8 +116,8 @@ def tile(caller: str, given: Any) -> tuple[int, int] | None:
 
 def implementation(caller: str, given: Any) -> None:
     """None, or one of the ways to run the engine."""
-    if given not in (None, "loops", "kernel", "interpret"):
-        must = "implementation must be None, 'loops', 'kernel' or 'interpret'"
+    if given not in (None, "loops", "kernel", "interpret", "cudnn"):
+        must = "implementation must be None, 'loops', 'kernel', 'interpret' or 'cudnn'"
         remedy = "Leave it out for a kernel where there is one, and loops elsewhere."
         _errors.fail(ValueError, caller, must, remedy, implementation=repr(given))
 

@@ -49,7 +49,7 @@ class Plan:
     tile_given: bool = True
     """Whether the caller chose the tile, and it is the same on every platform."""
     implementation: str | None = None
-    """None for kernels where they are taken unasked, "loops", "kernel" or "interpret"."""
+    """None for kernels where they are taken unasked, "loops", "kernel", "interpret" or "cudnn"."""
     finite: bool = False
     """Whether `all_finite` found the operands so: then no tile is asked for what is not."""
 

@@ -115,6 +115,19 @@ class Spans(NamedTuple):
         return n * self.size == rows and bool(whole)
 
 
+class Pattern(NamedTuple):
+    """Pairs of a query t and a key s of which all of this is true."""
+
+    causal: bool = False
+    """s ≤ t."""
+    left: int | None = None
+    """t − s ≤ left."""
+    q_lengths: tuple[Any, ...] = ()
+    """The row of t is below each of these."""
+    k_lengths: tuple[Any, ...] = ()
+    """The row of s is below each of these."""
+
+
 class Mask:
     """Which pairs of a query and a key are allowed; closed under `&`, `|`, `~`."""
 
@@ -169,6 +182,10 @@ class Mask:
         Asked of what a user's function says. Its block states are asked of the mask itself.
         """
         return self
+
+    def pattern(self) -> Pattern | None:
+        """The mask as a library of kernels is told it; None if it is none of those that can be."""
+        return None
 
     def leaf_axes(self) -> list[str]:
         """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither)."""
@@ -266,6 +283,13 @@ class _Both(Mask):
 @value
 class And(_Both):
     """Pairs that both allow."""
+
+    def pattern(self) -> Pattern | None:
+        a, b = self.a.pattern(), self.b.pattern()
+        if a is None or b is None:
+            return None
+        left = min((side for side in (a.left, b.left) if side is not None), default=None)
+        return Pattern(a.causal or b.causal, left, a.q_lengths + b.q_lengths, a.k_lengths + b.k_lengths)
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return self.a.pairs(q, k) & self.b.pairs(q, k)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
-from jattn.masks._algebra import EMPTY, FULL, BlockState, Ends, Mask, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import EMPTY, FULL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state, token_count
 
 
 @value
@@ -19,6 +19,9 @@ class Causal(Mask):
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
         return block_state(q.highest >= k.lowest, q.lowest >= k.highest)
+
+    def pattern(self) -> Pattern:
+        return Pattern(causal=True)
 
     def __repr__(self) -> str:
         return "causal()"
@@ -85,6 +88,9 @@ class Window(Mask):
             some, every = some & (k.lowest - q.highest <= self.right), every & (k.highest - q.lowest <= self.right)
         return block_state(some, every)
 
+    def pattern(self) -> Pattern | None:
+        return None if self.right else Pattern(self.right == 0, self.left)
+
     def __repr__(self) -> str:
         return f"window(left={self.left}, right={self.right})"
 
@@ -100,6 +106,9 @@ class Constant(Mask):
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
         return FULL if self.allowed else EMPTY
+
+    def pattern(self) -> Pattern | None:
+        return Pattern() if self.allowed else None
 
     def __repr__(self) -> str:
         return "full()" if self.allowed else "empty()"

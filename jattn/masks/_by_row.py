@@ -11,7 +11,7 @@ import numpy as np
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, value
-from jattn.masks._algebra import PARTIAL, BlockState, Ends, Mask, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import PARTIAL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state, token_count
 
 
 @value
@@ -36,6 +36,9 @@ class Lengths(Mask):
             if n is not None:
                 some, every = (tiles.first < n) & some, (tiles.last < n) & every
         return block_state(some, every)
+
+    def pattern(self) -> Pattern:
+        return Pattern(False, None, *(() if n is None else (n,) for n in (self.q, self.k)))
 
     def __repr__(self) -> str:
         return f"lengths(q={show(self.q)}, k={show(self.k)})"

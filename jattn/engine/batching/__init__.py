@@ -25,7 +25,9 @@ with `__call__`), so that equal calls are compiled once.
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.batching.primitive import (
     BatchedFunction,
+    FiniteKernel,
     ForFinite,
+    Kernel,
     Linear,
     are_transposes,
     batched_call,
@@ -39,7 +41,9 @@ __all__ = [
     "BatchLevels",
     "BatchedFunction",
     "Example",
+    "FiniteKernel",
     "ForFinite",
+    "Kernel",
     "Linear",
     "Operand",
     "Vmapped",

@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -81,9 +81,10 @@ class BatchedFunction:
         """The names of the outputs for policies of `jax.checkpoint`; empty where they have none."""
         return ()
 
-    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Callable[..., Any] | None:
+    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> "Kernel | None":
         """The function over all `levels` as kernels of a platform; None where it runs as loops.
 
+        A `FiniteKernel` is one for finite operands alone.
         Raises where the caller asked for a kernel and there is none.
         """
         return None if self.choose_kernel is None else self.choose_kernel(platform, levels, avals)
@@ -130,6 +131,16 @@ class ForFinite(NamedTuple):
 
     fun: BatchedFunction
     holds: Callable[..., jax.Array]
+
+
+class FiniteKernel(NamedTuple):
+    """A kernel for operands that are finite, and whether those of a whole batch are; the others run as loops."""
+
+    run: Callable[..., list[jax.Array]]
+    holds: Callable[..., jax.Array]
+
+
+Kernel: TypeAlias = Callable[..., list[jax.Array]] | FiniteKernel
 
 
 def has_kernels(kind: type[BatchedFunction], choose: Callable[..., Any]) -> None:
@@ -189,6 +200,17 @@ def _evaluate(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
     return jax.lax.cond(finite.holds(*xs), partial(_run, finite.fun), partial(_run, fun), *xs)
 
 
+def _run_kernel(kernel: Kernel, fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
+    """A kernel; of one for finite operands its results where they are, and those of the loops elsewhere.
+
+    It runs in either case: outside of the choice, a backward pass shares what it computes with the forward pass.
+    """
+    if not isinstance(kernel, FiniteKernel):
+        return list(kernel(*xs))
+    ys = kernel.run(*xs)
+    return list(jax.lax.cond(kernel.holds(*xs), lambda: ys, lambda: _run(fun, *xs)))
+
+
 @partial(jax.jit, static_argnames="fun")
 def _compiled(*xs: Any, fun: BatchedFunction) -> list[jax.Array]:
     if not any(isinstance(x, jax.core.Tracer) for x in xs):
@@ -237,11 +259,11 @@ def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
         """The function of so many examples: all of them, or the share of one device."""
         share = fun.resized(*sizes)
         if whole is None or sizes == levels.sizes:
-            return whole or partial(_evaluate, share)
+            return partial(_evaluate, share) if whole is None else partial(_run_kernel, whole, share)
 
         def run(*xs: Any) -> list[jax.Array]:
             kernel = share.kernel(platform, levels._replace(sizes=sizes), [jax.typeof(x) for x in xs])
-            return kernel(*xs) if kernel else _evaluate(share, *xs)
+            return _evaluate(share, *xs) if kernel is None else _run_kernel(kernel, share, *xs)
 
         return run
 

@@ -1,7 +1,7 @@
 """The batching rule: a function over the leading axis of its operands, a group of examples at a time."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
@@ -13,6 +13,7 @@ from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.batching.primitive import (
     BatchedFunction,
     ForFinite,
+    Kernel,
     Leaves,
     abstract,
     batched_call,
@@ -142,7 +143,7 @@ class Vmapped(BatchedFunction):
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return self.fun.examples_diverge(mapped)
 
-    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Callable[..., Any] | None:
+    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Kernel | None:
         return self.fun.kernel(platform, levels, avals)
 
     def __call__(self, *xs: Operand) -> list[jax.Array]:

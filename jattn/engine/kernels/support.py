@@ -20,9 +20,9 @@ from jattn import _errors
 from jattn._jax import gpu_is_known
 from jattn.engine import tuning
 from jattn.engine.backward import Backward
-from jattn.engine.batching import BatchLevels, has_kernels
+from jattn.engine.batching import BatchLevels, Kernel, has_kernels
 from jattn.engine.forward import Forward
-from jattn.engine.kernels import passes
+from jattn.engine.kernels import cudnn, passes
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
@@ -46,13 +46,17 @@ INTERPRETED = "tpu"
 logger: logging.Logger = logging.getLogger("jattn")
 
 
-def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Callable[..., Any] | None:
+def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Kernel | None:
     """The pass over all its heads as kernels, or None where it runs as loops, as `implementation` allows."""
     implementation = fun.plan.implementation
     if implementation == "loops":
         return None
     fun = for_kernels(fun, platform)
+    if implementation == "cudnn" and isinstance(fun, Tangent):
+        return None  # cuDNN has none: tangents are loops beside it
     reason = refusal(fun, levels, avals)
+    if reason is None and implementation == "cudnn":
+        return cudnn.kernel(fun, levels)
     if reason is None:
         run = partial(_run_on(fun.platform), interpret=implementation == "interpret")
         return partial(PASSES[type(fun)], fun, levels, run)
@@ -89,6 +93,8 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> 
       avals: the types of its operands, with the axes of all levels.
     """
     platform = fun.platform
+    if fun.plan.implementation == "cudnn":
+        return cudnn.refusal(fun, levels, avals)
     if platform not in PLATFORMS:
         return f"kernels are for the GPU and the TPU, and the platform is {platform}"
     plan = fun.plan

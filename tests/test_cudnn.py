@@ -1,0 +1,251 @@
+"""implementation='cudnn': the value and the gradient by cuDNN, tested with a stand-in that promises no more than it.
+
+The stand-in is dense, drops the cotangent of lse, and leaves NaN in the rows beyond a length. That the calls are ones
+that JAX makes of cuDNN is seen where they are lowered for a GPU; what its compiler makes of them, by `make compile`.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _inputs import normal
+from _kernels import CLOSE, assert_close, batch, cast, head, orders
+
+import jattn
+from jattn import _jax, masks, reference
+from jattn.engine.kernels import cudnn
+
+T, D = 48, 16
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def dense(q, k, v, q_seqlen, kv_seqlen, scale, causal, window):
+    out, lse, _, filled, _ = steps(q, k, v, q_seqlen, kv_seqlen, scale, causal, window)
+    return jnp.where(filled[..., None], out, jnp.nan), jnp.where(filled, lse, jnp.nan)
+
+
+def steps(q, k, v, q_seqlen, kv_seqlen, scale, causal, window):
+    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    t, s = jnp.arange(q.shape[2])[:, None], jnp.arange(k.shape[2])[None]
+    near = (s <= t) | (not causal)
+    near &= t - s < (k.shape[2] + q.shape[2] if window is None else window)
+    filled, of_keys = q_seqlen[:, None] > t.T, s < kv_seqlen[:, None]
+    logits = scale * jnp.einsum("bgtd,bnsd->bgts", q, k)
+    logits = jnp.where(near[None, None] & of_keys[:, None, None], logits, -jnp.inf)
+    lse = jax.nn.logsumexp(logits, -1)
+    p = jnp.exp(logits - lse[..., None])
+    out = jnp.einsum("bgts,bnsd->bgtd", p, v)
+    return out, lse, p, filled[:, None], of_keys[:, None]
+
+
+def dense_fwd(q, k, v, q_seqlen, kv_seqlen, *static):
+    return dense(q, k, v, q_seqlen, kv_seqlen, *static), (q, k, v, q_seqlen, kv_seqlen)
+
+
+def dense_bwd(scale, causal, window, saved, cotangents):
+    q, k, v, dout = (x.astype(jnp.float32) for x in (*saved[:3], cotangents[0]))
+    out, _, p, filled, of_keys = steps(*saved, scale, causal, window)
+    ds = p * (jnp.einsum("bgtd,bnsd->bgts", dout, v) - (dout * out).sum(-1, keepdims=True))
+    ds, p = (jnp.where(filled[..., None], a, 0) for a in (ds, p))
+    dq = jnp.where(filled[..., None], scale * jnp.einsum("bgts,bnsd->bgtd", ds, k), jnp.nan)
+    dk, dv = scale * jnp.einsum("bgts,bgtd->bsd", ds, q), jnp.einsum("bgts,bgtd->bsd", p, dout)
+    dk, dv = (jnp.where(of_keys[..., None], a[:, None], jnp.nan) for a in (dk, dv))
+    of_lengths = [np.zeros(n.shape, jax.dtypes.float0) for n in saved[3:]]
+    return *(d.astype(x.dtype) for d, x in zip((dq, dk, dv), saved, strict=False)), *of_lengths
+
+
+dense.defvjp(dense_fwd, dense_bwd)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """cuDNN is a function of this file, and takes float32, on any platform."""
+    kinds, calls = _jax.cudnn.MaskType, []
+
+    def attention(q, k, v, *, q_seqlen=None, kv_seqlen=None, scale, mask_type, sliding_window_length, **same):
+        assert same == {"qkv_layout": "BNTH", "return_residual": True}
+        assert (q_seqlen is not None) == (mask_type in (kinds.PADDING, kinds.PADDING_CAUSAL))
+        calls.append(mask_type)
+        full = jnp.full(len(q), q.shape[2]), jnp.full(len(q), k.shape[2])
+        lengths = full if q_seqlen is None else (q_seqlen, kv_seqlen)
+        causal = mask_type in (kinds.CAUSAL, kinds.PADDING_CAUSAL)
+        out, lse = dense(q, k, v, *lengths, scale, causal, sliding_window_length)
+        return out.astype(q.dtype), lse
+
+    found = SimpleNamespace(MaskType=kinds, dot_product_attention=attention)
+    monkeypatch.setattr(_jax, "cudnn", found, raising=False)
+    monkeypatch.setattr(cudnn, "PLATFORM", jax.default_backend())
+    monkeypatch.setattr(cudnn, "DTYPES", ("float32", "bfloat16"))
+    return calls
+
+
+MASKS = {
+    "full": None,
+    "causal": masks.causal(),
+    "window": masks.causal() & masks.window(left=7),
+    "lengths": masks.lengths(np.int32(31), 40),
+    "causal lengths": masks.lengths(k=40) & masks.causal() & masks.lengths(q=45, k=44),
+    "no key": masks.lengths(k=0),
+}
+
+
+@pytest.mark.parametrize("scale", [None, 0.4])
+@pytest.mark.parametrize("name", MASKS)
+def test_value_and_derivatives_are_those_of_the_definition(name, scale, stand_in):
+    """With the cotangent of lse, which cuDNN drops."""
+    mask = MASKS[name]
+    x = {"q": normal(T, D), "k": normal(T, D, seed=1), "v": normal(T, D, seed=2)}
+    x |= {} if scale is None else {"scale": np.float64(scale)}
+    x_dot = {name: np.cos(np.arange(np.size(a))).reshape(np.shape(a)) for name, a in x.items()}
+    given = len(stand_in)
+
+    def ours(x):
+        return jattn.attention(**x, mask=mask, return_lse=True, implementation="cudnn")
+
+    got = orders(ours)(cast(x, np.float32), cast(x_dot, np.float32))
+    assert len(stand_in) > given
+    with jax.enable_x64(True):
+        allowed = np.ones((T, T), bool) if mask is None else np.asarray(masks.to_dense(mask, T, T))
+        want = orders(lambda x: reference.attention(**x, mask=allowed))(cast(x, np.float64), cast(x_dot, np.float64))
+        want = jax.tree.map(np.asarray, want)
+    assert_close(got, want)
+
+
+def test_grouped_heads_of_their_own_lengths(stand_in):
+    shapes = (3, T, 4, D), (3, T, 2, D), (3, T, 2, D)
+    x = [normal(*shape, seed=i, dtype=np.float32) for i, shape in enumerate(shapes)]
+    lengths = {"query_seq_lengths": np.array([T, 0, 9]), "key_value_seq_lengths": np.array([20, 30, 0])}
+    more = {"is_causal": True, "return_residual": True, **lengths}
+
+    def of(how):
+        return batch(lambda *x: jattn.dot_product_attention(*x, implementation=how, **more))(*x)
+
+    assert_close(of("cudnn"), of("loops"))
+
+
+def test_levels_in_any_order(stand_in):
+    """Keys that differ where queries do not, and a scale of its own for each of them."""
+    q, k, v = (normal(*shape, seed=7, dtype=np.float32) for shape in ((3, T, D), (2, T, D), (2, T, D)))
+    scale = np.array([0.2, 0.5, 0.3], np.float32)
+
+    def of(how):
+        one = partial(jattn.attention, return_lse=True, implementation=how)
+        over_q = jax.vmap(lambda q, k, v, c: one(q, k, v, scale=c), (0, None, None, 0))
+        return batch(jax.vmap(over_q, (None, 0, 0, None)))(q, k, v, scale)
+
+    assert_close(of("cudnn"), of("loops"))
+
+
+def test_higher_orders_are_loops(stand_in):
+    x = [normal(T, D, seed=i, dtype=np.float32) for i in range(3)]
+
+    def of(how):
+        def loss(*x):
+            out, lse = jattn.attention(*x, mask=masks.causal(), return_lse=True, implementation=how)
+            return jnp.sum(out**3) + jnp.sum(jnp.sin(lse))
+
+        gradient = jax.grad(loss, (0, 1, 2))
+        hvp = jax.jit(lambda *x: jax.jvp(gradient, x, x)[1])(*x)
+        return hvp, jax.jit(jax.grad(lambda *x: sum(jnp.sum(g * a) for g, a in zip(gradient(*x), x, strict=True))))(*x)
+
+    for got, want in zip(*map(jax.tree.leaves, (of("cudnn"), of("loops"))), strict=True):
+        assert np.abs(got - want).max() <= 8 * CLOSE * np.abs(want).max()
+
+
+def test_what_is_not_finite_runs_as_loops(stand_in):
+    q, k, v = (normal(T, D, seed=i, dtype=np.float32) for i in range(3))
+    k[40], v[41] = np.nan, np.inf
+
+    def of(how):
+        mask = masks.causal()
+        return batch(lambda *x: jattn.attention(*x, mask=mask, return_lse=True, implementation=how))(q, k, v)
+
+    got, want = of("cudnn"), of("loops")
+    assert np.isfinite(got[0][0][:40]).all()
+    assert np.isnan(got[0][0][41:]).all()
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_bfloat16_is_rounded_as_its_cotangents_are(stand_in):
+    x = [jnp.asarray(normal(2, T, 2, D, seed=i), jnp.bfloat16) for i in range(3)]
+
+    def of(how):
+        options = {"is_causal": True, "return_residual": True, "implementation": how}
+        return batch(lambda *x: jattn.dot_product_attention(*x, **options))(*x)
+
+    for got, want in zip(*map(jax.tree.leaves, (of("cudnn"), of("loops"))), strict=True):
+        assert got.dtype == want.dtype
+        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
+        assert np.abs(got - want).max() <= 2**-6 * np.abs(want).max()
+
+
+NO_OTHER = "cuDNN knows full, causal, lengths, a window to the left, and no other mask"
+OTHER_DTYPE = "cuDNN takes q, k and v in one dtype, bfloat16 or float16, not in float32"
+OTHER_WIDTH = "cuDNN takes heads of one width, a multiple of 8 up to 128, not of"
+AT = {"q_positions": jnp.arange(2048), "k_positions": jnp.arange(2048)}
+WITHOUT = {  # options; sizes; what is said
+    "float32": ({}, {"dtype": jnp.float32}, OTHER_DTYPE),
+    "width": ({}, {"D": 20, "Dv": 20}, f"{OTHER_WIDTH} 20 and 20"),
+    "widths": ({}, {"Dv": 32}, f"{OTHER_WIDTH} 64 and 32"),
+    "wide": ({}, {"D": 256, "Dv": 256}, f"{OTHER_WIDTH} 256 and 256"),
+    "options": (
+        {"score": lambda x, t, s: 2 * x, "sink": 1.0, "bias": jnp.zeros((1, 2048))}, {},
+        "cuDNN has no score and no bias and no sink",
+    ),
+    "dropout": ({"dropout_rate": 0.5, "dropout_key": jax.random.key(0)}, {}, "cuDNN has no dropout"),
+    "positions": ({"mask": masks.causal(), **AT}, {}, "cuDNN has no positions"),
+    "prefix": ({"mask": masks.prefix(3) | masks.causal()}, {}, NO_OTHER),
+    "nothing": ({"mask": masks.empty() & masks.causal()}, {}, NO_OTHER),
+    "both sides": ({"mask": masks.window(3, 3)}, {}, NO_OTHER),
+    "left": (
+        {"mask": masks.window(3)}, {},
+        "cuDNN bounds a window to the left where it is causal, as in window(left, right=0)",
+    ),
+    "window and lengths": (
+        {"mask": masks.window(3, 0) & masks.lengths(k=9)}, {},
+        "cuDNN has no lengths beside a window",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_what_it_cannot_do_is_said_in_words(name):
+    options, sizes, reason = WITHOUT[name]
+    x = head(**{"dtype": jnp.bfloat16} | sizes)
+    f = partial(jattn.attention, implementation="cudnn", **options)
+    assert jattn.implementations(f, *x, platform="gpu")[0].reason == reason
+    with pytest.raises(ValueError, match="implementation must be able to do this call"):
+        jax.jit(f).trace(*x).lower(lowering_platforms=("cuda",))
+
+
+def test_a_causal_mask_of_other_lengths_is_refused():
+    query, key = (jax.ShapeDtypeStruct((1, n, 1, 64), jnp.bfloat16) for n in (100, 200))
+    f = partial(jattn.dot_product_attention, is_causal=True, implementation="cudnn")
+    found = jattn.implementations(f, query, key, key, platform="gpu")
+    assert found[0].reason == "cuDNN aligns a causal mask by row numbers, and T and S differ"
+    assert jattn.implementations(f, query, key, key, platform="tpu")[0].reason.endswith("and the platform is tpu")
+
+
+def test_each_pass_says_how_it_runs():
+    x = head(dtype=jnp.bfloat16)
+    f = partial(jattn.attention, mask=masks.causal(), implementation="cudnn")
+    loss = lambda *x: jnp.sum(f(*x).astype(jnp.float32))  # noqa: E731
+    found = jattn.implementations(lambda *x: jax.jvp(jax.grad(loss), x, x), *x, platform="gpu")
+    kinds = {one.name: one.kernel for one in found}
+    assert kinds == {"forward": True, "tangent": False, "backward": True, "derived": False}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_jax_lowers_it_for_a_gpu(name, monkeypatch):
+    """Each call as its own, before a compiler shares what is the same: the value, and in a gradient it again."""
+    monkeypatch.setattr(_jax.cudnn, "check_cudnn_version", lambda: 91000)  # which asks the library
+    x = [jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)] * 3
+    many = jax.vmap(jax.vmap(partial(jattn.attention, mask=MASKS[name], implementation="cudnn"), 1, 1))
+    text = jax.jit(many).trace(*x).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__cudnn$fmhaSoftmax") == 1
+    gradient = jax.grad(lambda *x: many(*x).astype(jnp.float32).sum(), (0, 1, 2))
+    text = jax.jit(gradient).trace(*x).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__cudnn$fmhaSoftmaxBackward") == 2  # that of out, and of lse where it has a cotangent
