@@ -78,7 +78,7 @@ def stand_in(monkeypatch):
     found = SimpleNamespace(MaskType=kinds, dot_product_attention=attention)
     monkeypatch.setattr(_jax, "cudnn", found, raising=False)
     monkeypatch.setattr(cudnn, "PLATFORM", jax.default_backend())
-    monkeypatch.setattr(cudnn, "DTYPES", ("float32", "bfloat16"))
+    monkeypatch.setattr(cudnn, "DTYPES", ("float32", "bfloat16", "float16"))
     return calls
 
 
@@ -186,6 +186,22 @@ NO_OTHER = "cuDNN knows full, causal, lengths, a window to the left, and no othe
 OTHER_DTYPE = "cuDNN takes q, k and v in one dtype, bfloat16 or float16, not in float32"
 OTHER_WIDTH = "cuDNN takes heads of one width, a multiple of 8 up to 128, not of"
 AT = {"q_positions": jnp.arange(2048), "k_positions": jnp.arange(2048)}
+
+
+def test_a_small_cotangent_of_lse_is_not_lost_in_float16(stand_in):
+    """That of one query is below what float16 has, that of a key to which all attend is not."""
+
+    def of(dtype):
+        q, k = jnp.ones((T, D), dtype), jnp.zeros((T, D), dtype).at[0].set(8)
+        lse = lambda k: jattn.attention(q, k, k, return_lse=True, implementation="cudnn")[1]  # noqa: E731
+        (dk,) = jax.jit(lambda k, g: jax.vjp(lse, k)[1](g))(k, jnp.full(T, 2.5e-8, jnp.float32))
+        return np.asarray(dk, np.float32)
+
+    got, want = of(jnp.float16), of(jnp.float32)
+    assert want.max() > 2e-7
+    assert np.abs(got - want).max() <= np.finfo(np.float16).smallest_subnormal
+
+
 WITHOUT = {  # options; sizes; what is said
     "float32": ({}, {"dtype": jnp.float32}, OTHER_DTYPE),
     "width": ({}, {"D": 20, "Dv": 20}, f"{OTHER_WIDTH} 20 and 20"),

@@ -211,9 +211,12 @@ class Call:
         return [out[i].astype(leaves[i].array.dtype) for i in fun.argnums]
 
     def of_lse(self, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What dq and dk have beside cuDNN's own, of the cotangent g of lse."""
-        dtype = self.plan.dtype
-        g = self.own_scale * g[..., None]
+        """What dq and dk have beside cuDNN's own, of the cotangent g of lse, which is not all 0.
+
+        It is brought to 1 before it is rounded: in float16 a small one would be 0.
+        """
+        dtype, largest = self.plan.dtype, jnp.max(jnp.abs(g))
         (mean, lse), pull = jax.vjp(lambda v: self.attend(self.q, self.k, v), self.k)
-        (dv,) = pull(((g * self.q.astype(dtype)).astype(self.q.dtype), jnp.zeros_like(lse)))
-        return g * mean.astype(dtype), dv.astype(dtype)
+        weighted = (g / largest)[..., None] * self.q.astype(dtype)
+        (dv,) = pull((weighted.astype(self.q.dtype), jnp.zeros_like(lse)))
+        return self.own_scale * g[..., None] * mean.astype(dtype), self.own_scale * largest * dv.astype(dtype)
