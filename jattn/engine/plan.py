@@ -52,6 +52,8 @@ class Plan:
     """None for kernels where they are taken unasked, "loops", "kernel", "interpret" or "cudnn"."""
     finite: bool = False
     """Whether `all_finite` found the operands so: then no tile is asked for what is not."""
+    all_masked: bool = False
+    """Whether the mask is applied to all tiles, even to those it rules nothing out of: one loop instead of two."""
 
     def for_platform(self, platform: str) -> "Plan":
         """The same plan with the tile that suits a platform."""

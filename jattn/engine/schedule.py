@@ -50,9 +50,13 @@ class PlannedFunction(BatchedFunction):
         # Few queries are bound by reading the keys, and have no time for a look at them.
         if plan.q_tile < tuning.FEW_QUERIES:
             return None
-        finite = dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True))
         leaves = self.tree.num_leaves
-        return ForFinite(finite, lambda *xs: all_finite(plan, jax.tree.unflatten(self.tree, xs[:leaves])))
+        has_mask = jax.tree.unflatten(self.tree, range(leaves)).mask is not None
+        return ForFinite(
+            dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True)),
+            lambda *xs: all_finite(plan, jax.tree.unflatten(self.tree, xs[:leaves])),
+            dataclasses.replace(self, plan=dataclasses.replace(plan, all_masked=has_mask)),
+        )
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))
@@ -90,13 +94,14 @@ def block_states(plan: Plan, x: Operands) -> Any:
     q = _spans(plan.T, plan.q_tile, plan.q_tiles, x.q_positions, 0)
     k = _spans(plan.S, plan.k_tile, plan.k_tiles, x.k_positions, 1)
     state = FULL if x.mask is None else x.mask.block_state(q, k)
+    most = PARTIAL if plan.all_masked else FULL
     # The mask does not know of the rows that pad the last tile of keys.
     whole = k.first + (plan.k_tile - 1) < plan.S
     shape = (plan.q_tiles, plan.k_tiles)
     if isinstance(state, jax.Array) or not plan.static_lengths:
-        most = jnp.where(whole, jnp.int32(FULL), jnp.int32(PARTIAL))
-        return jnp.broadcast_to(jnp.minimum(most, jnp.asarray(state, jnp.int32)), shape)
-    return np.broadcast_to(np.minimum(np.where(whole, FULL, PARTIAL), state), shape)
+        bound = jnp.where(whole, jnp.int32(most), jnp.int32(PARTIAL))
+        return jnp.broadcast_to(jnp.minimum(bound, jnp.asarray(state, jnp.int32)), shape)
+    return np.broadcast_to(np.minimum(np.where(whole, most, PARTIAL), state), shape)
 
 
 def schedules_differ(plan: Plan, mapped: Operands) -> bool:
@@ -166,7 +171,7 @@ def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -
     if visits.states is not None:
         row: jax.Array = visits.states[i]
         js = jnp.arange(visits.plan.k_tiles, dtype=jnp.int32)
-        for kind, masked in PASSES:
+        for kind, masked in PASSES[1:] if visits.plan.all_masked else PASSES:
             # From each tile the next one to visit: a branch inside the loop would copy the carry at every tile.
             none = jnp.asarray(visits.plan.k_tiles, jnp.int32)
             following = jax.lax.cummin(jnp.where(row == kind, js, none), reverse=True)

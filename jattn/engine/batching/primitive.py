@@ -127,10 +127,11 @@ class BatchedFunction:
 
 
 class ForFinite(NamedTuple):
-    """The same function for operands that are finite, and whether those of a whole batch are."""
+    """The same function for operands that are finite, whether those of a whole batch are, and that for all others."""
 
     fun: BatchedFunction
     holds: Callable[..., jax.Array]
+    otherwise: BatchedFunction
 
 
 class FiniteKernel(NamedTuple):
@@ -197,7 +198,7 @@ def _evaluate(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
     finite = fun.for_finite()
     if finite is None:
         return _run(fun, *xs)
-    return jax.lax.cond(finite.holds(*xs), partial(_run, finite.fun), partial(_run, fun), *xs)
+    return jax.lax.cond(finite.holds(*xs), partial(_run, finite.fun), partial(_run, finite.otherwise), *xs)
 
 
 def _run_kernel(kernel: Kernel, fun: BatchedFunction, *xs: Any) -> list[jax.Array]:

@@ -109,7 +109,10 @@ class Vmapped(BatchedFunction):
 
     def for_finite(self) -> ForFinite | None:
         finite = self.fun.for_finite()
-        return None if finite is None else finite._replace(fun=dataclasses.replace(self, fun=finite.fun))
+        if finite is None:
+            return None
+        fun, otherwise = (dataclasses.replace(self, fun=one) for one in (finite.fun, finite.otherwise))
+        return ForFinite(fun, finite.holds, otherwise)
 
     def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
         below = self.fun.batch_levels(operands, outputs)
