@@ -17,8 +17,8 @@ from jax.core import eval_jaxpr
 from jax.experimental import io_callback
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.experimental.ode import odeint
-from jax.extend.core import Jaxpr, Literal, Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.extend.core import Jaxpr, Literal, Primitive, set_current_trace
+from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import ManualAxisType
 
 # One class with Jaxpr from jax 0.11 on, where its own name is kept for those who still ask for it.
@@ -53,6 +53,8 @@ WHY = MappingProxyType({
     "jax.extend.core.Literal": "functions are compared by what they compute",
     "jax.interpreters.ad": "the rules of the primitives: derivative and transpose",
     "jax.interpreters.batching": "the rule of the primitives under vmap",
+    "jax.interpreters.partial_eval": "where operands are known and tangents not, a jvp is two calls again",
+    "jax.extend.core.set_current_trace": "those calls are made where JAX takes them apart",
     "jax.interpreters.mlir": "how the primitives are lowered, for each platform",
     "jax.sharding.ManualAxisType": "the types of arrays inside jax.shard_map, which a rule has to state",
 })  # fmt: skip
@@ -104,4 +106,6 @@ __all__ = [
     "io_callback",
     "mlir",
     "odeint",
+    "partial_eval",
+    "set_current_trace",
 ]

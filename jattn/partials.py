@@ -30,7 +30,8 @@ class SoftmaxState(NamedTuple):
 
     m: jax.Array
     total: jax.Array
-    acc: jax.Array
+    acc: Any
+    """An array, or several: a pytree."""
 
     @classmethod
     def start(
@@ -46,7 +47,7 @@ class SoftmaxState(NamedTuple):
         return cls(m, (m > -jnp.inf).astype(dtype), jnp.zeros(acc, dtype))
 
     @classmethod
-    def of(cls, logits: jax.Array, weighted_values: Callable[[jax.Array], jax.Array]) -> "SoftmaxState":
+    def of(cls, logits: jax.Array, weighted_values: Callable[[jax.Array], Any]) -> "SoftmaxState":
         """Of the first keys, without a sink: as `absorb` where `exact`."""
         m = logits.max(-1)
         p = jnp.exp(logits - m[..., None])
@@ -55,7 +56,7 @@ class SoftmaxState(NamedTuple):
     def absorb(
         self,
         logits: jax.Array,
-        weighted_values: Callable[[jax.Array], jax.Array],
+        weighted_values: Callable[[jax.Array], Any],
         nan_rows: jax.Array | None = None,
         *,
         transposed: bool = False,
@@ -77,19 +78,20 @@ class SoftmaxState(NamedTuple):
         top, minus = (m, jnp.subtract) if exact else (finite_or_zero(m), below)
         p = jnp.exp(minus(logits, _beside_width(top, transposed)))
         shrink = jnp.exp(minus(self.m, top))
-        acc = self.acc * _beside_width(shrink, transposed) + weighted_values(p)
+        wide = _beside_width(shrink, transposed)
+        acc = jax.tree.map(lambda acc, more: acc * wide + more, self.acc, weighted_values(p))
         return SoftmaxState(m, self.total * shrink + p.sum(**keys), acc)
 
-    def finish(self, *, transposed: bool = False, exact: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def finish(self, *, transposed: bool = False, exact: bool = False) -> tuple[Any, jax.Array, jax.Array]:
         """(out, m, log_sum), lse = m + log_sum: kept apart, since beside a logit of 1e8 the logarithm is lost.
 
         A query without a key has out = 0, m = −inf, log_sum = 0.
         """
         empty = self.m <= excluded(self.m.dtype) if exact else self.total == 0
         total = jnp.where(empty, 1, self.total)
-        out = self.acc / _beside_width(total, transposed)
+        out = jax.tree.map(lambda acc: acc / _beside_width(total, transposed), self.acc)
         if exact:
-            out = jnp.where(_beside_width(empty, transposed), 0, out)
+            out = jax.tree.map(lambda out: jnp.where(_beside_width(empty, transposed), 0, out), out)
         return out, jnp.where(empty, -jnp.inf, self.m), jnp.log(total)
 
 

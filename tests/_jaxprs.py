@@ -10,6 +10,9 @@ def within(eqn):
     if eqn.primitive is batching.batched_call_p:
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
         yield jax.make_jaxpr(eqn.params["fun"])(*shapes).jaxpr
+    if eqn.primitive is batching.batched_jvp_p:
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        yield jax.make_jaxpr(eqn.params["fun"].jvp_function(eqn.params["argnums"]))(*shapes).jaxpr
     for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
         leaf = getattr(leaf, "jaxpr", leaf)
         if hasattr(leaf, "eqns"):

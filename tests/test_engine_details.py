@@ -83,6 +83,9 @@ def calls(jaxpr):
     for eqn in jaxpr.eqns:
         if eqn.primitive is batching.batched_call_p:
             yield eqn.params["fun"], [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
+        elif eqn.primitive is batching.batched_jvp_p:
+            fun = eqn.params["fun"].jvp_function(eqn.params["argnums"])
+            yield fun, [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
         else:
             for inner in within(eqn):
                 yield from calls(inner)
@@ -90,8 +93,8 @@ def calls(jaxpr):
 
 @pytest.mark.structure
 def test_what_a_function_says_of_its_outputs_is_what_it_returns():
-    q, k, v = (jnp.asarray(normal(2, n, D, seed=n), jnp.bfloat16) for n in (7, 11, 11))
-    bias = jnp.zeros((7, 11), jnp.float16)
+    q, k, v = (jnp.asarray(normal(2, n, D, seed=n), jnp.bfloat16) for n in (17, 11, 11))
+    bias = jnp.zeros((17, 11), jnp.float16)
 
     def loss(q, k, v, bias):
         out, lse = jattn.attention(q, k, v[:, :2], bias=bias, return_lse=True)
@@ -101,7 +104,8 @@ def test_what_a_function_says_of_its_outputs_is_what_it_returns():
     def every_order(*x):
         gradient = jax.vmap(jax.grad(loss, (0, 1, 2, 3)), (0, 0, 0, None))
         hvp = jax.jvp(gradient, x, x)[1]
-        return hvp, jax.vjp(gradient, *x)[1](hvp)
+        few = jax.jvp(lambda q: jattn.attention(q[0, :3], k[0], v[0]), x[:1], x[:1])
+        return hvp, jax.vjp(gradient, *x)[1](hvp), few
 
     seen = set()
     for fun, operands, outputs in calls(jax.make_jaxpr(every_order)(q, k, v, bias).jaxpr):

@@ -51,10 +51,10 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["schedule", "score", "tile"],
         ["tangent"],
         ["backward", "forward"],
-        ["kernels", "per_query"],
+        ["jvp", "kernels", "per_query"],
         ["attend"],
     ],
-    "engine.batching": [["partition"], ["primitive"], ["vmap"]],
+    "engine.batching": [["partition"], ["primitive"], ["vmap"], ["derivatives"]],
     "engine.kernels": [["score", "threefry"], ["layout"], ["cudnn", "gpu", "passes", "tpu"], ["support"], ["report"]],
     "figures": [["_canvas"], ["_effects", "_plane", "_signed", "_tiles", "_weights"], ["_time"]],
     "flow": [

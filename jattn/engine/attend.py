@@ -10,12 +10,14 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import are_transposes, batched_call
 from jattn.engine.forward import Forward
+from jattn.engine.jvp import Jvp
 from jattn.engine.kernels.support import register_kernels
 from jattn.engine.plan import Operands, Plan
 from jattn.engine.score import hoist_closure
 from jattn.engine.tangent import Tangent
 from jattn.masks import Mask
 
+Forward.together = Jvp
 are_transposes(Tangent, Backward)
 register_kernels()
 

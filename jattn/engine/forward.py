@@ -5,7 +5,7 @@ Flash attention (Rabe and Staats 2021, Dao et al. 2022): the monoid of `partials
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,9 @@ class Forward(PlannedFunction, ReturnsPartial):
     has m = −inf, log_sum = 0, out = 0.
     """
 
+    together: ClassVar[Callable[..., PlannedFunction]]
+    """The pass of the function and its tangent at once, which `attend` declares."""
+
     def output_types(self, *types: Any) -> list[Any]:
         plan = self.plan
         v: Any = jax.tree.unflatten(self.tree, types).v
@@ -68,6 +71,12 @@ class Forward(PlannedFunction, ReturnsPartial):
     def tangent_function(self, argnums: tuple[int, ...]) -> Tangent:
         return Tangent(self.plan, self.tree, argnums)
 
+    def jvp_function(self, argnums: tuple[int, ...]) -> BatchedFunction | None:
+        together = self.together(self.plan, self.tree, argnums)
+        # Kernels run one after the other, and so do few queries and given tiles.
+        loops = self.plan.implementation in (None, "loops") and together.for_finite() is not None
+        return together if loops else None
+
     def __call__(self, *leaves: Operand) -> list[jax.Array]:
         plan = self.plan
         x = pad(plan, jax.tree.unflatten(self.tree, leaves))
@@ -75,7 +84,7 @@ class Forward(PlannedFunction, ReturnsPartial):
             return single_tile(plan, x)
         visits = schedule(plan, x)
         nan_rows = (lambda *tile: None) if plan.finite else _nan_rows(plan, x)
-        exact = plan.finite and _sums_of_products(plan, x)
+        exact = plan.finite and sums_of_products(plan, x)
 
         def before_keys(sink: jax.Array | None) -> SoftmaxState:
             return SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
@@ -134,7 +143,7 @@ def forward_masked_tile(
     return state.absorb(logits, values, transposed=transposed, exact=exact)
 
 
-def _sums_of_products(plan: Plan, x: Operands) -> bool:
+def sums_of_products(plan: Plan, x: Operands) -> bool:
     """Whether logits are sums of products, stored as they are compared, and nothing else.
 
     What a score, a bias or a sink brings was not looked at when the operands were found finite.

@@ -17,11 +17,13 @@ This is the "linear map with an explicit transpose" that `jax.custom_derivatives
 the batching rule and the higher orders that it lacks. The function is a hashable value (a frozen dataclass
 with `__call__`), so that equal calls are compiled once.
 
-    primitive    the primitive, its derivatives and its lowering
-    vmap         its batching rule: groups of examples
-    partition    its partitioning rule: each device runs the examples that it holds
+    primitive      the primitive and its lowering
+    vmap           its batching rule: groups of examples
+    partition      its partitioning rule: each device runs the examples that it holds
+    derivatives    its derivatives, and the primitive of a call and its tangents in one program
 """
 
+from jattn.engine.batching.derivatives import batched_jvp_p, one_after_the_other
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.batching.primitive import (
     BatchedFunction,
@@ -50,7 +52,9 @@ __all__ = [
     "are_transposes",
     "batched_call",
     "batched_call_p",
+    "batched_jvp_p",
     "has_kernels",
+    "one_after_the_other",
     "slice_of",
     "times",
 ]

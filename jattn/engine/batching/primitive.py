@@ -1,4 +1,4 @@
-"""The primitive of a batched call, its derivatives, and how it becomes a program."""
+"""The primitive of a batched call, the functions that it calls, and how it becomes a program."""
 
 import dataclasses
 import operator
@@ -8,9 +8,8 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
-from jattn._jax import ManualAxisType, Primitive, ad, asks_for_devices, mlir
+from jattn._jax import ManualAxisType, Primitive, asks_for_devices, mlir
 from jattn._numerics import match_varying_axes
 from jattn.engine.batching.partition import BatchLevels, partitioned
 
@@ -112,6 +111,13 @@ class BatchedFunction:
         """
         return None
 
+    def jvp_function(self, argnums: tuple[int, ...]) -> "BatchedFunction | None":
+        """(operands, tangents of those at argnums) → outputs, then what `tangent_function` returns.
+
+        None where both at once are not faster than one after the other.
+        """
+        return None
+
     def derived_tangent(self, argnums: tuple[int, ...], n: int) -> "BatchedFunction":
         """(operands, tangents of those at argnums) → tangents of the outputs, derived by JAX."""
         return DerivedTangent(self, argnums, n)
@@ -185,9 +191,14 @@ def are_transposes(a: type[Linear], b: type[Linear]) -> None:
 
 def batched_call(fun: BatchedFunction, *operands: Any) -> list[jax.Array]:
     """`fun(*operands)`, one group of examples at a time where it is mapped."""
+    return batched_call_p.bind(*checked_operands(fun, operands), fun=fun)
+
+
+def checked_operands(fun: BatchedFunction, operands: Leaves) -> list[jax.Array]:
+    """The operands as arrays that vary over the same axes, sharded as a batch can be."""
     xs = match_varying_axes(*(x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands))
     fun.batch_levels(len(xs), 0).check([jax.typeof(x) for x in xs])
-    return batched_call_p.bind(*xs, fun=fun)
+    return xs
 
 
 _run = jax.jit(operator.call, static_argnums=0)  # (fun, *operands)
@@ -248,7 +259,7 @@ def _unbatched_type(aval: Any) -> Any:
     return aval.update(manual_axis_type=ManualAxisType(), sharding=aval.sharding.update(spec=spec))
 
 
-def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
+def lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
     fun = fun.for_platform(platform)
     if not fun.collective:
         avals_in, avals_out = (list(map(_unbatched_type, avals)) for avals in (ctx.avals_in, ctx.avals_out))
@@ -276,9 +287,9 @@ def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
 
 batched_call_p.def_abstract_eval(abstract)
 # A program may be lowered for several platforms at once, to be exported: each gets its own form.
-mlir.register_lowering(batched_call_p, partial(_lower, platform="gpu"))
-mlir.register_lowering(batched_call_p, partial(_lower, platform="cpu"), platform="cpu")
-mlir.register_lowering(batched_call_p, partial(_lower, platform="tpu"), platform="tpu")
+mlir.register_lowering(batched_call_p, partial(lower, platform="gpu"))
+mlir.register_lowering(batched_call_p, partial(lower, platform="cpu"), platform="cpu")
+mlir.register_lowering(batched_call_p, partial(lower, platform="tpu"), platform="tpu")
 # The rule asks which devices there are, so that each runs its own examples (`partition`).
 asks_for_devices(batched_call_p)
 
@@ -367,43 +378,3 @@ def insert(rest: Leaves, argnums: tuple[int, ...], xs: Leaves) -> list[Any]:
 def times(n: int, size: int | None) -> int | None:
     """n times a working set; no limit stays no limit."""
     return None if size is None else n * size
-
-
-def _instantiate(x: Any) -> Any:
-    return _zeros(x.aval) if type(x) is ad.Zero else x
-
-
-@partial(jax.jit, static_argnums=0, inline=True)
-def _zeros(aval: Any) -> jax.Array:
-    """A program without arguments: made eagerly, zeros would be moved to the device, which a transfer guard refuses."""
-    return ad.instantiate_zeros(ad.Zero(aval))
-
-
-def _jvp_rule(primals: Leaves, tangents: Leaves, *, fun: BatchedFunction) -> tuple[list[Any], list[Any]]:
-    out = batched_call(fun, *primals)
-    if fun.checkpoint_names:
-        out = [checkpoint_name(y, name) for y, name in zip(out, fun.checkpoint_names, strict=True)]
-    argnums = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
-    if set(argnums) <= fun.linear_argnums:  # then its derivative is itself
-        dots = [_instantiate(tangents[i]) if i in fun.linear_argnums else x for i, x in enumerate(primals)]
-        return out, batched_call(fun, *dots)
-    dots = [tangents[i] for i in argnums]
-    own = fun.tangent_function(argnums)
-    if own is None:
-        return out, batched_call(fun.derived_tangent(argnums, len(primals)), *primals, *dots)
-    out_dots = iter(batched_call(own, *primals, *out, *dots))
-    return out, [ad.Zero(jax.typeof(y)) if i in fun.constant_outputs else next(out_dots) for i, y in enumerate(out)]
-
-
-def _transpose_rule(cts: Leaves, *operands: Any, fun: BatchedFunction) -> list[Any]:
-    argnums = tuple(i for i, x in enumerate(operands) if ad.is_undefined_primal(x))
-    avals = [operands[i].aval for i in argnums]
-    shapes = tuple((a.shape, a.dtype) for a in avals)
-    kept = [x for x in operands if not ad.is_undefined_primal(x)]
-    transposed = fun.transpose_function(argnums, shapes, len(operands), len(cts))
-    out = iter(batched_call(transposed, *kept, *map(_instantiate, cts)))
-    return [next(out) if i in argnums else None for i in range(len(operands))]
-
-
-ad.primitive_jvps[batched_call_p] = _jvp_rule
-ad.primitive_transposes[batched_call_p] = _transpose_rule

@@ -57,7 +57,7 @@ def slice_of(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
 
 
 def _type_of(x: Any) -> Any:
-    return _example_type(_type_of(x.whole)) if isinstance(x, Example) else jax.typeof(x)
+    return example_type(_type_of(x.whole)) if isinstance(x, Example) else jax.typeof(x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Vmapped(BatchedFunction):
         ]
 
     def _output_types_of_one(self, types: Sequence[Any]) -> list[Any]:
-        return self.fun.output_types(*(_example_type(x) if m else x for x, m in zip(types, self.mapped, strict=True)))
+        return self.fun.output_types(*(example_type(x) if m else x for x, m in zip(types, self.mapped, strict=True)))
 
     @property
     def read_in_place(self) -> frozenset[int]:
@@ -175,6 +175,14 @@ class Vmapped(BatchedFunction):
         summed = tuple(s for i, s in enumerate(self.summed) if i not in self.constant_outputs)
         return Vmapped(own, mapped, self.size, summed)
 
+    def jvp_function(self, argnums: tuple[int, ...]) -> BatchedFunction | None:
+        own = self.fun.jvp_function(argnums)
+        if own is None:
+            return None
+        mapped = self.mapped + tuple(self.mapped[i] for i in argnums)
+        dots = tuple(s for i, s in enumerate(self.summed) if i not in self.constant_outputs)
+        return Vmapped(own, mapped, self.size, self.summed + dots)
+
     def derived_tangent(self, argnums: tuple[int, ...], n: int) -> BatchedFunction:
         mapped = self.mapped + tuple(self.mapped[i] for i in argnums)
         return Vmapped(self.fun.derived_tangent(argnums, n), mapped, self.size, self.summed)
@@ -233,22 +241,27 @@ class Vmapped(BatchedFunction):
         return [next(sums) if summed else next(stacks) for summed in self.summed]
 
 
-def _batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: BatchedFunction) -> tuple[list[Any], list[int]]:
-    mapped = tuple(d is not None for d in dims)
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    operands = [jnp.moveaxis(x, d, 0) if m else x for x, d, m in zip(operands, dims, mapped, strict=True)]
+def batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: BatchedFunction) -> tuple[list[Any], list[int]]:
+    operands, mapped, size = examples_first(operands, dims)
     out = abstract(
-        *(_example_type(jax.typeof(x)) if m else jax.typeof(x) for x, m in zip(operands, mapped, strict=True)), fun=fun
+        *(example_type(jax.typeof(x)) if m else jax.typeof(x) for x, m in zip(operands, mapped, strict=True)), fun=fun
     )
     if size == 0:
         return [jnp.zeros((0, *y.shape), y.dtype) for y in out], [0] * len(out)
     return batched_call(Vmapped(fun, mapped, size, (False,) * len(out)), *operands), [0] * len(out)
 
 
-def _example_type(aval: Any) -> Any:
+def examples_first(operands: Leaves, dims: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...], int]:
+    """The operands with their examples along the leading axis, which of them are mapped, and the number of examples."""
+    mapped = tuple(d is not None for d in dims)
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    return [jnp.moveaxis(x, d, 0) if d is not None else x for x, d in zip(operands, dims, strict=True)], mapped, size
+
+
+def example_type(aval: Any) -> Any:
     """The type of one example of those along the leading axis."""
     spec = jax.sharding.PartitionSpec(*aval.sharding.spec[1:])
     return aval.update(shape=aval.shape[1:], sharding=aval.sharding.update(spec=spec))
 
 
-batching.primitive_batchers[batched_call_p] = _batching_rule
+batching.primitive_batchers[batched_call_p] = batching_rule

@@ -1,12 +1,13 @@
 """Which passes a program contains, and how each would run on a platform: read off its jaxpr, without running it."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 
 from jattn import _errors
-from jattn.engine.batching import Vmapped, batched_call_p
+from jattn.engine.batching import Vmapped, batched_call_p, batched_jvp_p, one_after_the_other
 from jattn.engine.kernels.support import for_kernels, refusal
 from jattn.engine.schedule import PlannedFunction
 
@@ -17,7 +18,8 @@ class Implementation(NamedTuple):
     """One pass of attention in a program."""
 
     name: str
-    """forward, tangent or backward, of a ring ringforward and so on; or derived, of what JAX derives of these."""
+    """forward, tangent or backward; on a CPU jvp, of forward and tangent at once; of a ring ringforward and so on; or
+    derived, of what JAX derives of these."""
     kernel: bool
     """Whether it runs as kernels; else as loops."""
     reason: str
@@ -67,6 +69,11 @@ def _found(jaxpr: Any, platform: str) -> Iterator[Implementation]:
     for eqn in jaxpr.eqns:
         if eqn.primitive is batched_call_p:
             yield _of_call(eqn, platform)
+        elif eqn.primitive is batched_jvp_p:
+            apart = jax.make_jaxpr(partial(one_after_the_other, **eqn.params))(*(v.aval for v in eqn.invars))
+            passes = tuple(_found(apart.jaxpr, platform))
+            yield from passes if platform != "cpu" else [passes[0]._replace(name="jvp")]
+            continue
         for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
             inner = getattr(leaf, "jaxpr", leaf)
             if hasattr(inner, "eqns"):

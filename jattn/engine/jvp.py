@@ -1,0 +1,115 @@
+"""The jvp pass: the forward and the tangent pass at once, for `jax.jvp` where nothing of it is transposed.
+
+With a tile's logits l, their tangents l_dot, and the dropout factors d (1 without dropout), a fold carries the softmax
+state and, relative to the same running maximum m,
+
+    A = Σ_s exp(l_s − m)·d·(l_dot·v + v_dot),    L = Σ_s exp(l_s − m)·l_dot
+
+and ends, divided by the total, in lse_dot = L and out_dot = A − L·out. One after the other, the two passes would
+multiply queries with keys, and take exponentials, twice.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jattn._numerics import below, nan_if_nonfinite
+from jattn.engine import tile as tiles
+from jattn.engine.batching import Operand, times
+from jattn.engine.forward import Forward, sums_of_products
+from jattn.engine.plan import Operands, Plan, pad, select_active
+from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
+from jattn.engine.tangent import LOGIT_INPUTS, Tangent, active_fields, merge_active, per_query
+from jattn.engine.tile import Tile
+from jattn.partials import SoftmaxState, excluded
+
+
+@dataclasses.dataclass(frozen=True)
+class Jvp(PlannedFunction):
+    """The leaves of the operands, tangents of the active ones → (out, m, log_sum, out_dot, lse_dot)."""
+
+    argnums: tuple[int, ...]
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        return times(4, self.plan.working_set_bytes)
+
+    @property
+    def read_in_place(self) -> frozenset[int]:
+        return super().read_in_place - set(self.argnums)
+
+    @property
+    def one_after_the_other(self) -> tuple[Forward, Tangent]:
+        return Forward(self.plan, self.tree), Tangent(self.plan, self.tree, self.argnums)
+
+    def output_types(self, *types: Any) -> list[Any]:
+        out, m, log_sum = self.one_after_the_other[0].output_types(*types[: self.tree.num_leaves])
+        return [out, m, log_sum, out, log_sum]
+
+    def __call__(self, *xs: Operand) -> list[jax.Array]:
+        plan, n = self.plan, self.tree.num_leaves
+        if not plan.finite:
+            forward, tangent = self.one_after_the_other
+            found = forward(*xs[:n])
+            return [*found, *tangent(*xs[:n], *found, *xs[n:])]
+        x = pad(plan, jax.tree.unflatten(self.tree, xs[:n]))
+        x_dot = pad(plan, select_active(self.tree, self.argnums, xs[n:]))
+        out, m, log_sum, a, lse_dot = (y[: plan.T] for y in _fold(plan, x, x_dot))
+        nonempty = m != -jnp.inf
+        if x_dot.sink is not None:
+            top = jnp.where(nonempty, m, 0)
+            lse_dot += jnp.exp(below(per_query(plan, x.sink), top) - log_sum) * per_query(plan, x_dot.sink)
+        out_dot = a - lse_dot[:, None] * out
+        return [out, m, log_sum, jnp.where(nonempty[:, None], out_dot, 0), jnp.where(nonempty, lse_dot, 0)]
+
+
+def _fold(plan: Plan, x: Operands, x_dot: Operands) -> tuple[jax.Array, ...]:
+    """(out, m, log_sum, A, L) of all query tiles, of operands that are finite."""
+    visits = schedule(plan, x)
+    exact = sums_of_products(plan, x)
+    least = excluded(plan.dtype) if exact else -jnp.inf
+
+    def before_keys(sink: jax.Array | None) -> SoftmaxState:
+        state = SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
+        return state._replace(acc=(state.acc, state.acc, state.acc[:, :1]))
+
+    def start(_: Any, i: Any) -> SoftmaxState | None:
+        if exact and visits.written_out:
+            return None  # the first tile makes the state
+        return before_keys(x.sink if x.sink is None or x.sink.ndim == 0 else tiles.cut_rows(x.sink, i, plan.q_tile))
+
+    def step(state: SoftmaxState | None, i: Any, j: Any, masked: bool) -> SoftmaxState:
+        tile, tile_dot = tiles.cut(plan, x, i, j), tiles.cut(plan, x_dot, i, j)
+        allowed = tiles.tile_mask(plan, tile) if masked else None
+
+        def logits(active: dict[str, Any]) -> jax.Array:
+            return tiles.logits(plan, merge_active(tile, active), allowed, excluded=least)
+
+        tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
+        found, logits_dot = jax.jvp(logits, (active_fields(tile_dot, tile),), (tangents,))
+
+        def sums(p: jax.Array) -> tuple[jax.Array, ...]:
+            return _weighted(plan, tile, tile_dot, p, p * logits_dot)
+
+        return SoftmaxState.of(found, sums) if state is None else state.absorb(found, sums, exact=exact)
+
+    def finish(state: SoftmaxState | None) -> tuple[None, tuple[jax.Array, ...]]:
+        (out, a, total_dot), m, log_sum = (before_keys(None) if state is None else state).finish(exact=exact)
+        return None, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum, a, total_dot[:, 0])
+
+    return tuple(fold_rows(visits, None, start, step, finish)[1])
+
+
+def _weighted(plan: Plan, tile: Tile, tile_dot: Tile, p: jax.Array, p_dot: jax.Array) -> tuple[jax.Array, ...]:
+    """The parts of the sums that one tile has: of the values, of A, and of L with its rows down."""
+    factors = tiles.dropout_factors(plan, tile)
+
+    def drop(p: jax.Array) -> jax.Array:
+        return p if factors is None else p * factors
+
+    a = drop(p_dot) @ tile.v
+    if tile_dot.v is not None:
+        a += drop(p) @ tile_dot.v
+    return drop(p) @ tile.v, a, p_dot.sum(1, keepdims=True)
