@@ -622,6 +622,32 @@ plant("names of ticks on each other", "jattn/figures/_canvas.py",
       "figures.py::test_in_one_column_every_text_is_legible[many weights]")
 plant("jattn[all] without an extra", "pyproject.toml", "lab,laplacian,pretrained", "lab,pretrained",
       "docs.py::test_all_is_every_extra_of_a_user_and_each_has_its_size")
+# A jvp in one pass.
+IN_ONE = "jvp.py::test_value_and_tangent_are_those_of_the_definition"
+plant("a tangent of out without that of lse", "jattn/engine/jvp.py",
+      "out_dot = a - lse_dot[:, None] * out", "out_dot = a", IN_ONE)
+plant("a jvp without the tangents of the values", "jattn/engine/jvp.py",
+      "if tile_dot.v is not None:", "if False:", IN_ONE)
+plant("a jvp without the tangent of the sink", "jattn/engine/jvp.py",
+      "if x_dot.sink is not None:", "if False:", IN_ONE)
+plant("a tangent of lse that is not divided by the total", "jattn/engine/jvp.py",
+      "m, log_sum, a, total_dot[:, 0])", "m, log_sum, a, total_dot[:, 0] * jnp.exp(log_sum))", IN_ONE)
+plant("a jvp that drops no weight of a tangent", "jattn/engine/jvp.py",
+      "a = drop(p_dot) @ tile.v", "a = p_dot @ tile.v", "jvp.py::test_it_drops_the_weights_that_the_value_drops")
+plant("one value for each of many tangents", "jattn/engine/batching/derivatives.py",
+      "if any(d is not None and dims[i] is None", "if any(d is not None and dims[i] == 99",
+      "jvp.py::test_under_every_transform_it_is_two_passes")
+plant("a jvp that no gradient takes apart", "jattn/engine/batching/derivatives.py",
+      "partial_eval.custom_partial_eval_rules[batched_jvp_p] = _partial_eval\n", "",
+      "jvp.py::test_it_is_one_pass_where_nothing_is_transposed")
+plant("a jvp that no checkpoint takes apart", "jattn/engine/batching/derivatives.py",
+      "partial_eval.partial_eval_jaxpr_custom_rules[batched_jvp_p] = _partial_eval_of_jaxpr\n", "",
+      "jvp.py::test_it_is_one_pass_where_nothing_is_transposed", "modes.py::test_a_policy_by_name_attends_once")
+plant("outputs that vary as their tangents", "jattn/engine/batching/derivatives.py",
+      "if together is None or _varying_axes(xs) != _varying_axes(primals):", "if together is None:",
+      "jvp.py::test_outputs_vary_over_devices_as_the_operands_and_not_as_the_tangents")
+plant("what is not finite without the tiles of partial masks", "jattn/engine/schedule.py",
+      "PASSES[1:] if visits.plan.all_masked", "PASSES[:1] if visits.plan.all_masked", "finite.py")
 # fmt: on
 
 
