@@ -267,9 +267,8 @@ def page(head: dict[str, Any], rows: list[dict], compiled: list[dict], first: li
         "# How close to the bare tiles?",
         "\n".join(f"- {name}: {x}" for name, x in head.items()),
         "The time of jattn over that of the same tiles in plain JAX (`_bare_tiles.py`), the median over the rounds of "
-        "each round's own ratio. Cases are B, H, T, D. Up to eight rows of tiles are written out there, and XLA then "
-        "multiplies q with k once for a jvp and its value; jattn has a pass for each. Soft cap, bias and ALiBi are "
-        "causal.",
+        "each round's own ratio. Cases are B, H, T, D. Up to eight rows of tiles are written out there. Soft cap, bias "
+        "and ALiBi are causal.",
         table(["case", *PASSES], ratios),
         "Milliseconds of jattn / of the bare tiles, the median over the rounds (the shortest call).",
         table(["case", *PASSES], [[r["case"], *(milliseconds(r, p) for p in PASSES)] for r in rows]),
