@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from jattn import masks, reference, scores
 from jattn._softmax import log_softmax, softmax
 from jattn.engine.forward import CHECKPOINT_NAMES
-from jattn.engine.kernels.report import implementations
 from jattn.many_heads import dot_product_attention
 from jattn.one_head import attention, explain, weights_of
 from jattn.partials import merge
@@ -35,6 +34,7 @@ from jattn.reference import Statistics, Steps
 
 if TYPE_CHECKING:
     from jattn import cache, flow, heads, positions, sharding
+    from jattn.engine.kernels.report import implementations
 
 __version__ = "0.1.0"
 
@@ -64,12 +64,15 @@ __all__ = [
 ]
 
 _ON_FIRST_USE = frozenset({"cache", "flow", "heads", "positions", "sharding"})
-"""What `attention` does not need."""
+"""What `attention` does not need; nor, where nothing runs as a kernel, what knows kernels."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _ON_FIRST_USE:
         return importlib.import_module(f"jattn.{name}")
+    if name == "implementations":
+        found = globals()[name] = importlib.import_module("jattn.engine.kernels.report").implementations
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

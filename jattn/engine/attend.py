@@ -8,10 +8,10 @@ from jattn import _errors, reference
 from jattn._types import ScoreModifier
 from jattn.engine import tuning
 from jattn.engine.backward import Backward
-from jattn.engine.batching import are_transposes, batched_call
+from jattn.engine.batching import are_transposes, batched_call, has_kernels
 from jattn.engine.forward import Forward
 from jattn.engine.jvp import Jvp
-from jattn.engine.kernels.support import register_kernels
+from jattn.engine.kernels import choose_kernel
 from jattn.engine.plan import Operands, Plan
 from jattn.engine.score import hoist_closure
 from jattn.engine.tangent import Tangent
@@ -19,7 +19,8 @@ from jattn.masks import Mask
 
 Forward.together = Jvp
 are_transposes(Tangent, Backward)
-register_kernels()
+for _kind in (Forward, Tangent, Backward):
+    has_kernels(_kind, choose_kernel)
 
 
 def attend(

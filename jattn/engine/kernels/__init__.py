@@ -12,3 +12,28 @@ report     how each pass in a program would run on a platform
 Compiled for TPU v5e, v5p and v6e and for an H200 by their compilers and interpreted on CPUs; run on none of them yet.
 A kernel of the TPU is taken where there is one, a kernel of the GPU where implementation='kernel' asks for it.
 """
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+if TYPE_CHECKING:
+    from jattn.engine.batching import BatchLevels, Kernel
+    from jattn.engine.schedule import PlannedFunction
+
+
+def choose_kernel(
+    fun: "PlannedFunction", platform: str, levels: "BatchLevels", avals: Sequence[Any]
+) -> "Kernel | None":
+    """The pass over all its heads as kernels, or None where it runs as loops (`support.choose`).
+
+    What knows kernels is imported by the first call that may have one: on a CPU, one that asks for it.
+    """
+    if platform == "cpu" and fun.plan.implementation in (None, "loops"):
+        return None
+    with jax.ensure_compile_time_eval():  # the call may be traced: what a module computes of its own is not
+        support = importlib.import_module("jattn.engine.kernels.support")
+    kernel: Kernel | None = support.choose(fun, platform, levels, avals)
+    return kernel

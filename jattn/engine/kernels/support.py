@@ -20,7 +20,7 @@ from jattn import _errors
 from jattn._jax import gpu_is_known
 from jattn.engine import tuning
 from jattn.engine.backward import Backward
-from jattn.engine.batching import BatchLevels, Kernel, has_kernels
+from jattn.engine.batching import BatchLevels, Kernel
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import cudnn, passes
 from jattn.engine.kernels.score import SeparatedScore
@@ -71,12 +71,6 @@ def _run_on(platform: str) -> Callable[..., list[jax.Array]]:
     with jax.ensure_compile_time_eval():  # which may be traced: what a module computes of its own is not
         run: Callable[..., list[jax.Array]] = importlib.import_module(f"jattn.engine.kernels.{platform}").run
     return run
-
-
-def register_kernels() -> None:
-    """Makes the passes of the engine ask for their kernels."""
-    for kind in PASSES:
-        has_kernels(kind, choose)
 
 
 def for_kernels(fun: PlannedFunction, platform: str) -> PlannedFunction:
