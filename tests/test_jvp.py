@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _inputs import assert_close, assert_same, normal, pairs
+from _inputs import assert_close, normal, pairs
 from _jaxprs import formed
 from _oracles import definition, derivatives, ours
 
@@ -22,9 +22,11 @@ SOME[33, :32] = False  # one whose first key is in the last tile
 CAUSAL = np.tril(np.ones((T, S), bool))
 
 
-@pytest.fixture(params=[0, 99], ids=["in loops", "written out"])
+@pytest.fixture(params=[0, 99, None], ids=["in loops", "written out", "one tile"])
 def small_tiles(request, monkeypatch):
-    """Of 16 × 16 where the caller gives none: several of them, with padding in the last."""
+    """Of 16 × 16 where the caller gives none: several of them, with padding in the last. Or one tile of all pairs."""
+    if request.param is None:
+        return
     monkeypatch.setattr(tuning, "tile_sizes", lambda T, S, platform=None: (min(T, 16), min(S, 16)))
     monkeypatch.setattr(tuning, "WRITTEN_OUT_TILES", request.param)
 
@@ -253,15 +255,25 @@ def test_under_every_transform_it_is_two_passes(name, monkeypatch, x64):
     assert_close(got, want, ulps=1e5)
 
 
-def test_what_is_not_finite_has_the_tangents_of_two_passes(small_tiles):
-    x = [np.array(a) for a in X]
-    x[0][7, 0], x[1][11, 1], x[2][39, 2] = np.nan, np.inf, np.nan
-    f = partial(jattn.attention, mask=masks.dense(SOME), return_lse=True)
-    together = jax.jit(lambda *x: jax.jvp(f, x, X))(*x)
-    two = jax.jit(lambda *x: (f(*x), jax.linearize(f, *x)[1](*X)))(*x)
-    assert_same(together, two)
-    assert np.isnan(together[1][0][7]).all()
-    assert np.isfinite(together[1][0]).any()
+@pytest.mark.parametrize("mask", [None, masks.dense(SOME)], ids=["full", "any pairs"])
+def test_what_is_not_finite_has_the_tangents_of_two_passes(mask, small_tiles):
+    f = partial(jattn.attention, mask=mask, return_lse=True)
+    in_one = jax.jit(lambda *x: jax.jvp(f, x, X))
+    in_two = jax.jit(lambda *x: (f(*x), jax.linearize(f, *x)[1](*X)))
+    for bad, which in ((np.nan, 0), (np.inf, 1), (np.nan, 2), (3e38, 0), (3e38, 2)):
+        x = [np.array(a) for a in X]
+        x[which][7, 1] = bad
+        one, two = ([np.asarray(y) for y in jax.tree.leaves(g(*x))] for g in (in_one, in_two))
+        assert [np.isnan(y).tolist() for y in one] == [np.isnan(y).tolist() for y in two]
+        there = [np.isfinite(y) & np.isfinite(z) for y, z in zip(one, two, strict=True)]
+        assert_close(*([y[i] for y, i in zip(found, there, strict=True)] for found in (one, two)), ulps=200)
+
+
+@pytest.mark.parametrize("size", [1, 1e4], ids=["small", "huge"])
+def test_of_queries_of_one_number(size, small_tiles, x64):
+    x = (normal(T, 1, seed=1) * size, normal(S, 1, seed=2), normal(S, Dv, seed=3))
+    got, want = (jax.jit(lambda *x, f=f: jax.jvp(f, x, tuple(map(jnp.cos, x))))(*x) for f in (ours(), definition()))
+    assert_close(got, want, ulps=1e5 * size)
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["operands", "tangents alone"])

@@ -15,7 +15,7 @@ from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite, Operand
 from jattn.engine.plan import Operands, Plan, pad
-from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
+from jattn.engine.schedule import PlannedFunction, fold_rows, has_forms, schedule
 from jattn.engine.tangent import Tangent, transposed_dot
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState, excluded
@@ -72,10 +72,8 @@ class Forward(PlannedFunction, ReturnsPartial):
         return Tangent(self.plan, self.tree, argnums)
 
     def jvp_function(self, argnums: tuple[int, ...]) -> BatchedFunction | None:
-        together = self.together(self.plan, self.tree, argnums)
-        # Kernels run one after the other, and so do few queries and given tiles.
-        loops = self.plan.implementation in (None, "loops") and together.for_finite() is not None
-        return together if loops else None
+        loops = self.plan.implementation in (None, "loops") and has_forms(self.plan)  # kernels run one after the other
+        return self.together(self.plan, self.tree, argnums) if loops else None
 
     def __call__(self, *leaves: Operand) -> list[jax.Array]:
         plan = self.plan
@@ -83,7 +81,7 @@ class Forward(PlannedFunction, ReturnsPartial):
         if fits_one_tile(plan, x):
             return single_tile(plan, x)
         visits = schedule(plan, x)
-        nan_rows = (lambda *tile: None) if plan.finite else _nan_rows(plan, x)
+        nan_rows = (lambda *tile: None) if plan.finite else nan_rows_of(plan, x)
         exact = plan.finite and sums_of_products(plan, x)
 
         def before_keys(sink: jax.Array | None) -> SoftmaxState:
@@ -162,7 +160,7 @@ def _weighted_values(plan: Plan, tile: Tile, v: jax.Array, transposed: bool) -> 
     return values
 
 
-def _nan_rows(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
+def nan_rows_of(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
     """Of a full tile: (products, i, j) → for each query 0, or NaN where it or any of the keys is not finite."""
     if plan.q_tile < tuning.FEW_QUERIES:  # without a second look at all keys: a product tells
         return lambda products, i, j: products.max(1) * 0 + products.min(1) * 0
@@ -186,10 +184,16 @@ def single_tile(plan: Plan, x: Operands) -> list[jax.Array]:
     tile = tiles.cut(plan, x, 0, 0)
     products = tiles.products(tile.q, tile.k, tile.scale)
     logits = tiles.tile_logits(plan, tile, products, None, transposed=False)
-    m = logits.max(1) + _nan_rows(plan, x)(products, 0, 0)
+    p, m, total, log_sum = single_softmax(plan, logits, nan_rows_of(plan, x)(products, 0, 0), tile.q.shape[1])
+    out = (p @ tile.v) / total[:, None]
+    return [out + nan_if_nonfinite(out)[:, None], m, log_sum]
+
+
+def single_softmax(plan: Plan, logits: jax.Array, nan_rows: jax.Array, width: int) -> tuple[jax.Array, ...]:
+    """(exp(logits − m), m, its sum, log_sum) of all logits at once, of queries and keys of this width."""
+    m = logits.max(1) + nan_rows
     top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
-    minus = below if tile.q.shape[1] == 1 else jnp.subtract  # a sum of one product is a product
+    minus = below if width == 1 else jnp.subtract  # a sum of one product is a product
     p = jnp.exp(minus(logits, top))
     total = jnp.maximum(p.sum(1), jnp.finfo(plan.dtype).tiny)
-    out = (p @ tile.v) / total[:, None]
-    return [out + nan_if_nonfinite(out)[:, None], m, jnp.where(m == -jnp.inf, 0, jnp.log(total))]
+    return p, m, total, jnp.where(m == -jnp.inf, 0, jnp.log(total))

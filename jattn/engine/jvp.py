@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from jattn._numerics import below, nan_if_nonfinite
 from jattn.engine import tile as tiles
-from jattn.engine.batching import Operand, times
-from jattn.engine.forward import Forward, sums_of_products
+from jattn.engine.batching import ForFinite, Operand, times
+from jattn.engine.forward import Forward, fits_one_tile, nan_rows_of, single_softmax, sums_of_products
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
 from jattn.engine.tangent import LOGIT_INPUTS, Tangent, active_fields, merge_active, per_query
@@ -34,7 +34,14 @@ class Jvp(PlannedFunction):
 
     @property
     def working_set_bytes(self) -> int | None:
-        return times(4, self.plan.working_set_bytes)
+        return None if self._in_one_tile else times(4, self.plan.working_set_bytes)
+
+    @property
+    def _in_one_tile(self) -> bool:
+        return fits_one_tile(self.plan, jax.tree.unflatten(self.tree, [0] * self.tree.num_leaves))
+
+    def for_finite(self) -> ForFinite | None:
+        return None if self._in_one_tile else super().for_finite()
 
     @property
     def read_in_place(self) -> frozenset[int]:
@@ -50,12 +57,14 @@ class Jvp(PlannedFunction):
 
     def __call__(self, *xs: Operand) -> list[jax.Array]:
         plan, n = self.plan, self.tree.num_leaves
-        if not plan.finite:
+        if not (plan.finite or self._in_one_tile):
             forward, tangent = self.one_after_the_other
             found = forward(*xs[:n])
             return [*found, *tangent(*xs[:n], *found, *xs[n:])]
         x = pad(plan, jax.tree.unflatten(self.tree, xs[:n]))
         x_dot = pad(plan, select_active(self.tree, self.argnums, xs[n:]))
+        if self._in_one_tile:
+            return _single_tile(plan, x, x_dot)
         out, m, log_sum, a, lse_dot = (y[: plan.T] for y in _fold(plan, x, x_dot))
         nonempty = m != -jnp.inf
         if x_dot.sink is not None:
@@ -63,6 +72,31 @@ class Jvp(PlannedFunction):
             lse_dot += jnp.exp(below(per_query(plan, x.sink), top) - log_sum) * per_query(plan, x_dot.sink)
         out_dot = a - lse_dot[:, None] * out
         return [out, m, log_sum, jnp.where(nonempty[:, None], out_dot, 0), jnp.where(nonempty, lse_dot, 0)]
+
+
+def _single_tile(plan: Plan, x: Operands, x_dot: Operands) -> list[jax.Array]:
+    """The same of one tile, of which every pair is allowed, in few steps: over many heads a quarter faster."""
+    tile, tile_dot = tiles.cut(plan, x, 0, 0), tiles.cut(plan, x_dot, 0, 0)
+    logits, logits_dot = _logits(plan, tile, tile_dot, None)
+    p, m, total, log_sum = single_softmax(plan, logits, nan_rows_of(plan, x)(logits, 0, 0), tile.q.shape[1])
+    out, a, lse_dot = (y / total[:, None] for y in _weighted(plan, tile, tile_dot, p, p * logits_dot))
+    out += nan_if_nonfinite(out)[:, None]
+    nonempty = (m != -jnp.inf)[:, None]
+    out_dot, lse_dot = (jnp.where(nonempty, y, 0) for y in (a - lse_dot * out, lse_dot))
+    return [out, m, log_sum, out_dot, lse_dot[:, 0]]
+
+
+def _logits(
+    plan: Plan, tile: Tile, tile_dot: Tile, allowed: jax.Array | None, excluded: Any = -jnp.inf
+) -> tuple[jax.Array, jax.Array]:
+    """The logits of a tile and their tangents."""
+
+    def logits(active: dict[str, Any]) -> jax.Array:
+        return tiles.logits(plan, merge_active(tile, active), allowed, excluded=excluded)
+
+    tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
+    found: tuple[jax.Array, jax.Array] = jax.jvp(logits, (active_fields(tile_dot, tile),), (tangents,))
+    return found
 
 
 def _fold(plan: Plan, x: Operands, x_dot: Operands) -> tuple[jax.Array, ...]:
@@ -82,13 +116,7 @@ def _fold(plan: Plan, x: Operands, x_dot: Operands) -> tuple[jax.Array, ...]:
 
     def step(state: SoftmaxState | None, i: Any, j: Any, masked: bool) -> SoftmaxState:
         tile, tile_dot = tiles.cut(plan, x, i, j), tiles.cut(plan, x_dot, i, j)
-        allowed = tiles.tile_mask(plan, tile) if masked else None
-
-        def logits(active: dict[str, Any]) -> jax.Array:
-            return tiles.logits(plan, merge_active(tile, active), allowed, excluded=least)
-
-        tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
-        found, logits_dot = jax.jvp(logits, (active_fields(tile_dot, tile),), (tangents,))
+        found, logits_dot = _logits(plan, tile, tile_dot, tiles.tile_mask(plan, tile) if masked else None, least)
 
         def sums(p: jax.Array) -> tuple[jax.Array, ...]:
             return _weighted(plan, tile, tile_dot, p, p * logits_dot)

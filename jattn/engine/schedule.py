@@ -45,10 +45,7 @@ class PlannedFunction(BatchedFunction):
 
     def for_finite(self) -> ForFinite | None:
         plan = self.plan
-        if plan.platform != "cpu" or plan.finite or plan.tile_given:  # given tiles give the same bits in any company
-            return None
-        # Few queries are bound by reading the keys, and have no time for a look at them.
-        if plan.q_tile < tuning.FEW_QUERIES:
+        if plan.finite or not has_forms(plan):
             return None
         leaves = self.tree.num_leaves
         has_mask = jax.tree.unflatten(self.tree, range(leaves)).mask is not None
@@ -60,6 +57,13 @@ class PlannedFunction(BatchedFunction):
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))
+
+
+def has_forms(plan: Plan) -> bool:
+    """Whether the loops of a plan have faster forms: for finite operands, and for a function with its tangent."""
+    # Given tiles give the same bits in any company. Few queries are bound by reading the keys, and have no time for a
+    # second look at them.
+    return plan.platform == "cpu" and not plan.tile_given and plan.q_tile >= tuning.FEW_QUERIES
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,0 +1,24 @@
+"""The table of planted mistakes is of the code as it is. `make mistakes` plants them."""
+
+import planted_mistakes as planted
+import pytest
+
+
+def test_each_can_be_planted():
+    assert planted.unplantable() == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("no such line", ""), ("import", "from"), ("class Forward(", "class Forward(")]
+)
+def test_one_that_cannot_be_is_told(old, new, monkeypatch):
+    slip = planted.Mistake("a slip", "jattn/engine/forward.py", old, new, ())
+    monkeypatch.setattr(planted, "TABLE", [*planted.TABLE, slip])
+    (told,) = planted.unplantable()
+    assert told.startswith("a slip: ")
+
+
+def test_the_tests_that_should_notice_exist():
+    names = {test.partition("::")[0] for m in planted.TABLE for test in m.tests}
+    assert [name for name in sorted(names) if not (planted.ROOT / name).exists()] == []
+    assert len({m.name for m in planted.TABLE}) == len(planted.TABLE)
