@@ -43,16 +43,19 @@ class PlannedFunction(BatchedFunction):
         several, whole = plan.q_tiles * plan.k_tiles > 1, (plan.q_rows, plan.k_rows) == (plan.T, plan.S)
         return frozenset({bias}) if several and whole else frozenset()
 
+    @property
+    def has_mask(self) -> bool:
+        return jax.tree.unflatten(self.tree, range(self.tree.num_leaves)).mask is not None
+
     def for_finite(self) -> ForFinite | None:
         plan = self.plan
         if plan.finite or not has_forms(plan):
             return None
         leaves = self.tree.num_leaves
-        has_mask = jax.tree.unflatten(self.tree, range(leaves)).mask is not None
         return ForFinite(
             dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True)),
             lambda *xs: all_finite(plan, jax.tree.unflatten(self.tree, xs[:leaves])),
-            dataclasses.replace(self, plan=dataclasses.replace(plan, all_masked=has_mask)),
+            dataclasses.replace(self, plan=dataclasses.replace(plan, all_masked=self.has_mask)),
         )
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
 from jattn.engine import tile as tiles
-from jattn.engine.batching import Linear, Operand, times
+from jattn.engine.batching import ForFinite, Linear, Operand, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, schedule, sum_by_rows, sum_by_tiles
 from jattn.engine.tile import Tile
@@ -73,6 +73,12 @@ class DerivativePass(PlannedFunction, Linear):
     @property
     def read_in_place(self) -> frozenset[int]:
         return super().read_in_place - set(self.argnums)
+
+    def for_finite(self) -> ForFinite | None:
+        plan = self.plan
+        # One tile without a mask is not searched for what is not finite: that form is the same.
+        one = plan.q_tiles == plan.k_tiles == 1
+        return None if one and not self.has_mask else super().for_finite()
 
     @property
     def nonlinear_operands(self) -> int:
