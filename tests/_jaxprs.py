@@ -6,13 +6,17 @@ from jattn.engine import batching
 
 
 def within(eqn):
-    """The jaxprs of which an equation is made; of a batched call, that of its function."""
+    """The jaxprs of which an equation is made; of a batched call, those of its function in each of its forms."""
+    fun = None
     if eqn.primitive is batching.batched_call_p:
-        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-        yield jax.make_jaxpr(eqn.params["fun"])(*shapes).jaxpr
+        fun = eqn.params["fun"]
     if eqn.primitive is batching.batched_jvp_p:
+        fun = eqn.params["fun"].jvp_function(eqn.params["argnums"])
+    if fun is not None:
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-        yield jax.make_jaxpr(eqn.params["fun"].jvp_function(eqn.params["argnums"]))(*shapes).jaxpr
+        finite = fun.for_finite()
+        for form in [fun] if finite is None else [finite.fun, finite.otherwise]:
+            yield jax.make_jaxpr(form)(*shapes).jaxpr
     for leaf in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
         leaf = getattr(leaf, "jaxpr", leaf)
         if hasattr(leaf, "eqns"):

@@ -103,7 +103,7 @@ plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sin
       "sink = plan.score(x.captured, sink, *[jnp.zeros((1, 1), jnp.int32)] * 2)[0]\n            " + START, ORDER)
 plant("no sink", PARTIALS, "return cls(m, (m > -jnp.inf).astype(dtype),", "return cls(m, jnp.zeros_like(m),", ORDER)
 plant("lse without its sink", FORWARD,
-      "out, m, log_sum = (before_keys(None) if state is None else state).finish(exact=exact)",
+      "out, m, log_sum = (before_keys(plan, x, 0) if state is None else state).finish(exact=exact)",
       "out, m, log_sum = state.finish()\n            "
       "log_sum = jnp.log(state.total - jnp.exp(x.sink.astype(plan.dtype) - m))", ORDER)
 

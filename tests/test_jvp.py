@@ -197,7 +197,7 @@ def test_no_pass_forms_an_array_of_pairs():
 
 
 def apart(f):
-    """A function whose jvp is two passes: given the tile that it would take, or that of small_tiles."""
+    """A function whose jvp is two passes: given the tile that it would take."""
     return partial(f, tile=(16, 16))
 
 
@@ -284,9 +284,8 @@ def test_over_the_devices_of_shard_map_and_of_a_sharded_batch(several):
     of_batch, shared = spec("x"), spec()
 
     def one(q, k, v, w):
-        return jax.jvp(lambda *x: jattn.attention(*x, mask=masks.causal()), (q[0], k[0], v[0]), (w[0], k[0], v[0]))[1][
-            None
-        ]
+        f = partial(jattn.attention, mask=masks.causal())
+        return jax.jvp(f, (q[0], k[0], v[0]), (w[0], k[0], v[0]))[1][None]
 
     first = tuple(a[:1] for a in batch) if several else batch
     where = (shared,) * 3 if several else (of_batch,) * 3

@@ -56,17 +56,12 @@ class Forward(PlannedFunction, ReturnsPartial):
     @property
     def working_set_bytes(self) -> int | None:
         # Where `single_tile` has no logits, the more heads in one kernel the better.
-        if self.platform == "cpu" and fits_one_tile(self.plan, self._operands):
+        if self.platform == "cpu" and fits_one_tile(self.plan, self.leaf_numbers):
             return None
         return self.plan.working_set_bytes
 
     def for_finite(self) -> ForFinite | None:
-        return None if fits_one_tile(self.plan, self._operands) else super().for_finite()
-
-    @property
-    def _operands(self) -> Operands:
-        """A placeholder for each leaf: only what is there counts."""
-        return jax.tree.unflatten(self.tree, [0] * self.tree.num_leaves)
+        return None if fits_one_tile(self.plan, self.leaf_numbers) else super().for_finite()
 
     def tangent_function(self, argnums: tuple[int, ...]) -> Tangent:
         return Tangent(self.plan, self.tree, argnums)
@@ -84,13 +79,10 @@ class Forward(PlannedFunction, ReturnsPartial):
         nan_rows = (lambda *tile: None) if plan.finite else nan_rows_of(plan, x)
         exact = plan.finite and sums_of_products(plan, x)
 
-        def before_keys(sink: jax.Array | None) -> SoftmaxState:
-            return SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
-
         def start(_: Any, i: Any) -> SoftmaxState | None:
             if exact and visits.written_out:
                 return None  # the first tile makes the state
-            return before_keys(x.sink if x.sink is None or x.sink.ndim == 0 else tiles.cut_rows(x.sink, i, plan.q_tile))
+            return before_keys(plan, x, i)
 
         def step(state: SoftmaxState | None, i: Any, j: Any, masked: bool) -> SoftmaxState:
             tile = tiles.cut(plan, x, i, j)
@@ -99,11 +91,17 @@ class Forward(PlannedFunction, ReturnsPartial):
             return forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j), exact=exact)
 
         def finish(state: SoftmaxState | None) -> tuple[None, tuple[jax.Array, ...]]:
-            out, m, log_sum = (before_keys(None) if state is None else state).finish(exact=exact)
+            out, m, log_sum = (before_keys(plan, x, 0) if state is None else state).finish(exact=exact)
             return None, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum)
 
         _, ys = fold_rows(visits, None, start, step, finish)
         return [y[: plan.T] for y in ys]
+
+
+def before_keys(plan: Plan, x: Operands, i: Any) -> SoftmaxState:
+    """The state of query tile i that has seen no key, with its sinks."""
+    sink = x.sink if x.sink is None or x.sink.ndim == 0 else tiles.cut_rows(x.sink, i, plan.q_tile)
+    return SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
 
 
 def forward_full_tile(

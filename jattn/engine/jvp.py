@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jattn._numerics import below, nan_if_nonfinite
 from jattn.engine import tile as tiles
 from jattn.engine.batching import ForFinite, Operand, times
-from jattn.engine.forward import Forward, fits_one_tile, nan_rows_of, single_softmax, sums_of_products
+from jattn.engine.forward import Forward, before_keys, fits_one_tile, nan_rows_of, single_softmax, sums_of_products
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
-from jattn.engine.tangent import LOGIT_INPUTS, Tangent, active_fields, merge_active, per_query
+from jattn.engine.tangent import Tangent, logits_and_tangents, per_query
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState, excluded
 
@@ -38,7 +38,7 @@ class Jvp(PlannedFunction):
 
     @property
     def _in_one_tile(self) -> bool:
-        return fits_one_tile(self.plan, jax.tree.unflatten(self.tree, [0] * self.tree.num_leaves))
+        return fits_one_tile(self.plan, self.leaf_numbers)
 
     def for_finite(self) -> ForFinite | None:
         return None if self._in_one_tile else super().for_finite()
@@ -77,7 +77,7 @@ class Jvp(PlannedFunction):
 def _single_tile(plan: Plan, x: Operands, x_dot: Operands) -> list[jax.Array]:
     """The same of one tile, of which every pair is allowed, in few steps: over many heads a quarter faster."""
     tile, tile_dot = tiles.cut(plan, x, 0, 0), tiles.cut(plan, x_dot, 0, 0)
-    logits, logits_dot = _logits(plan, tile, tile_dot, None)
+    logits, logits_dot = logits_and_tangents(plan, tile, tile_dot, None)
     p, m, total, log_sum = single_softmax(plan, logits, nan_rows_of(plan, x)(logits, 0, 0), tile.q.shape[1])
     out, a, lse_dot = (y / total[:, None] for y in _weighted(plan, tile, tile_dot, p, p * logits_dot))
     out += nan_if_nonfinite(out)[:, None]
@@ -86,37 +86,25 @@ def _single_tile(plan: Plan, x: Operands, x_dot: Operands) -> list[jax.Array]:
     return [out, m, log_sum, out_dot, lse_dot[:, 0]]
 
 
-def _logits(
-    plan: Plan, tile: Tile, tile_dot: Tile, allowed: jax.Array | None, excluded: Any = -jnp.inf
-) -> tuple[jax.Array, jax.Array]:
-    """The logits of a tile and their tangents."""
-
-    def logits(active: dict[str, Any]) -> jax.Array:
-        return tiles.logits(plan, merge_active(tile, active), allowed, excluded=excluded)
-
-    tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
-    found: tuple[jax.Array, jax.Array] = jax.jvp(logits, (active_fields(tile_dot, tile),), (tangents,))
-    return found
-
-
 def _fold(plan: Plan, x: Operands, x_dot: Operands) -> tuple[jax.Array, ...]:
     """(out, m, log_sum, A, L) of all query tiles, of operands that are finite."""
     visits = schedule(plan, x)
     exact = sums_of_products(plan, x)
     least = excluded(plan.dtype) if exact else -jnp.inf
 
-    def before_keys(sink: jax.Array | None) -> SoftmaxState:
-        state = SoftmaxState.start(sink, (plan.q_tile,), x.v.shape[1], plan.dtype)
+    def first_state(i: Any) -> SoftmaxState:
+        state = before_keys(plan, x, i)
         return state._replace(acc=(state.acc, state.acc, state.acc[:, :1]))
 
     def start(_: Any, i: Any) -> SoftmaxState | None:
         if exact and visits.written_out:
             return None  # the first tile makes the state
-        return before_keys(x.sink if x.sink is None or x.sink.ndim == 0 else tiles.cut_rows(x.sink, i, plan.q_tile))
+        return first_state(i)
 
     def step(state: SoftmaxState | None, i: Any, j: Any, masked: bool) -> SoftmaxState:
         tile, tile_dot = tiles.cut(plan, x, i, j), tiles.cut(plan, x_dot, i, j)
-        found, logits_dot = _logits(plan, tile, tile_dot, tiles.tile_mask(plan, tile) if masked else None, least)
+        allowed = tiles.tile_mask(plan, tile) if masked else None
+        found, logits_dot = logits_and_tangents(plan, tile, tile_dot, allowed, excluded=least)
 
         def sums(p: jax.Array) -> tuple[jax.Array, ...]:
             return _weighted(plan, tile, tile_dot, p, p * logits_dot)
@@ -124,7 +112,7 @@ def _fold(plan: Plan, x: Operands, x_dot: Operands) -> tuple[jax.Array, ...]:
         return SoftmaxState.of(found, sums) if state is None else state.absorb(found, sums, exact=exact)
 
     def finish(state: SoftmaxState | None) -> tuple[None, tuple[jax.Array, ...]]:
-        (out, a, total_dot), m, log_sum = (before_keys(None) if state is None else state).finish(exact=exact)
+        (out, a, total_dot), m, log_sum = (first_state(0) if state is None else state).finish(exact=exact)
         return None, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum, a, total_dot[:, 0])
 
     return tuple(fold_rows(visits, None, start, step, finish)[1])

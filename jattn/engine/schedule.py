@@ -37,15 +37,17 @@ class PlannedFunction(BatchedFunction):
 
     @property
     def read_in_place(self) -> frozenset[int]:
-        plan, bias = self.plan, jax.tree.unflatten(self.tree, range(self.tree.num_leaves)).bias
+        plan, bias = self.plan, self.leaf_numbers.bias
         if bias is None or plan.platform != "cpu" or not plan.static_lengths:
             return frozenset()
         several, whole = plan.q_tiles * plan.k_tiles > 1, (plan.q_rows, plan.k_rows) == (plan.T, plan.S)
         return frozenset({bias}) if several and whole else frozenset()
 
     @property
-    def has_mask(self) -> bool:
-        return jax.tree.unflatten(self.tree, range(self.tree.num_leaves)).mask is not None
+    def leaf_numbers(self) -> Operands:
+        """The operands with its number for each leaf: which of them are there."""
+        numbers: Operands = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
+        return numbers
 
     def for_finite(self) -> ForFinite | None:
         plan = self.plan
@@ -55,7 +57,7 @@ class PlannedFunction(BatchedFunction):
         return ForFinite(
             dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True)),
             lambda *xs: all_finite(plan, jax.tree.unflatten(self.tree, xs[:leaves])),
-            dataclasses.replace(self, plan=dataclasses.replace(plan, all_masked=self.has_mask)),
+            dataclasses.replace(self, plan=dataclasses.replace(plan, all_masked=self.leaf_numbers.mask is not None)),
         )
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:

@@ -78,7 +78,7 @@ class DerivativePass(PlannedFunction, Linear):
         plan = self.plan
         # One tile without a mask is not searched for what is not finite: that form is the same.
         one = plan.q_tiles == plan.k_tiles == 1
-        return None if one and not self.has_mask else super().for_finite()
+        return None if one and self.leaf_numbers.mask is None else super().for_finite()
 
     @property
     def nonlinear_operands(self) -> int:
@@ -216,17 +216,26 @@ def sum_tangent(
     return [y[: plan.T] for y in total(schedule(plan, residuals.x), tile, zeros, ["qd", "q"])]
 
 
-def tangent_tile(plan: Plan, w: Recomputed, tile_dot: Tile) -> list[jax.Array]:
-    """The parts of A, [queries, Dv], and of lse_dot, [queries], that one tile has; A transposed as the tile is."""
+def logits_and_tangents(
+    plan: Plan, tile: Tile, tile_dot: Tile, allowed: jax.Array | None, **how: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The logits of a tile, as `tile.logits` makes them, and their tangents."""
 
     def logits(active: dict[str, Any]) -> jax.Array:
-        return tiles.logits(plan, merge_active(w.tile, active), w.allowed, transposed=w.transposed)
+        return tiles.logits(plan, merge_active(tile, active), allowed, **how)
+
+    tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
+    found: tuple[jax.Array, jax.Array] = jax.jvp(logits, (active_fields(tile_dot, tile),), (tangents,))
+    return found
+
+
+def tangent_tile(plan: Plan, w: Recomputed, tile_dot: Tile) -> list[jax.Array]:
+    """The parts of A, [queries, Dv], and of lse_dot, [queries], that one tile has; A transposed as the tile is."""
 
     def weighted(p: jax.Array, v: jax.Array) -> jax.Array:
         return transposed_dot(v, p) if w.transposed else p @ v
 
-    tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
-    found, logits_dot = jax.jvp(logits, (active_fields(tile_dot, w.tile),), (tangents,))
+    found, logits_dot = logits_and_tangents(plan, w.tile, tile_dot, w.allowed, transposed=w.transposed)
     p = w.probabilities(found)
     p_dot = p * logits_dot
     a = weighted(w.drop(p_dot), w.v)
