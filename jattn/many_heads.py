@@ -198,9 +198,9 @@ def dot_product_attention(
         return attend(q, k, v, mask=allowed, score=score, scale=scale, tile=sizes, implementation=implementation, **own)
 
     # A key/value head is never repeated in memory, and neither is an option that has one entry for all.
-    f = heads.vmap_heads(head, [{name: x.axes[level] for name, x in own.items()} for level in range(3)])
+    f = heads.vmap_heads(head, [{name: x.axes[level] for name, x in own.items()} for level in range(3)], kv_axis=1)
     arrays = {name: x.array for name, x in own.items()}
-    found = f(heads.heads_before_rows(query, K), jnp.moveaxis(key, 1, 2), jnp.moveaxis(value, 1, 2), arrays)
+    found = f(heads.heads_before_rows(query, K), key, value, arrays)
     out, lse = map(heads.rows_before_heads, found)
     if unbatched:
         out, lse = out[0], lse[0]

@@ -398,8 +398,8 @@ plant("in a kernel, the cotangent of a row that is NaN", PASSES, "searched=call.
 plant("in a kernel, no sink", PASSES, "SoftmaxState.start(x.sink,", "SoftmaxState.start(None,",
       f"{AS_DEFINED}[one sink]")
 plant("in a kernel, the scale twice in the cotangent of the query", PASSES,
-      "q=w.tile.q * w.tile.scale, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[scale]")
-plant("in a kernel, the bias transposed twice", PASSES, "(parts.bias.T,)", "(parts.bias,)", f"{AS_DEFINED}[bias]")
+      "q=w.tile.q * w.tile.scale, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[everything]")
+plant("in a kernel, the bias transposed twice", PASSES, "(parts.bias.T,)", "(parts.bias,)", f"{AS_DEFINED}[everything]")
 DRAWN = "kernels.py::test_dropout_is_drawn_as_jax_random_draws_it"
 plant("in a kernel, dropout drawn in cells that are transposed", "jattn/engine/kernels/threefry.py",
       "jax.lax.rem(t, cell) * cell + jax.lax.rem(s, cell)", "jax.lax.rem(s, cell) * cell + jax.lax.rem(t, cell)", DRAWN)
@@ -439,7 +439,7 @@ plant("what cuDNN leaves in rows beyond a length", LIBRARY, "jnp.where(k_filled[
       f"{BESIDE}[lengths-None]")
 plant("a window of cuDNN that is one key too narrow", LIBRARY, "self.left + 1", "self.left", f"{BESIDE}[window-None]")
 plant("cuDNN given what is not finite", "jattn/engine/batching/primitive.py",
-      "return list(jax.lax.cond(kernel.holds(*xs), lambda: ys, lambda: _run(fun, *xs)))", "return list(ys)",
+      "return list(jax.lax.cond(kernel.holds(xs, ys), lambda: ys, lambda: _run(fun, *xs)))", "return list(ys)",
       "cudnn.py::test_what_is_not_finite_runs_as_loops")
 
 # Values.
@@ -642,7 +642,7 @@ plant("a jvp that drops no weight of a tangent", "jattn/engine/jvp.py",
       "a = drop(p_dot) @ tile.v", "a = p_dot @ tile.v", "jvp.py::test_it_drops_the_weights_that_the_value_drops")
 plant("one value for each of many tangents", "jattn/engine/batching/derivatives.py",
       "if any(d is not None and dims[i] is None", "if any(d is not None and dims[i] == 99",
-      "jvp.py::test_under_every_transform_it_is_two_passes")
+      "jvp.py::test_under_every_transform_it_is_that_of_the_definition")
 plant("a jvp that no gradient takes apart", "jattn/engine/batching/derivatives.py",
       "partial_eval.custom_partial_eval_rules[batched_jvp_p] = _partial_eval\n", "",
       "jvp.py::test_it_is_one_pass_where_nothing_is_transposed")
@@ -654,6 +654,21 @@ plant("outputs that vary as their tangents", "jattn/engine/batching/derivatives.
       "jvp.py::test_outputs_vary_over_devices_as_the_operands_and_not_as_the_tangents")
 plant("what is not finite without the tiles of partial masks", "jattn/engine/schedule.py",
       "PASSES[1:] if visits.plan.all_masked", "PASSES[:1] if visits.plan.all_masked", "finite.py")
+AT_ONCE = "jattn/engine/heads_at_once.py"
+plant("all heads at once, a query in the columns of every head", AT_ONCE,
+      "q = jnp.where(own, q, 0).reshape", "q = jnp.where(True, q, 0).reshape",
+      "heads_at_once.py::test_value_and_derivatives_are_those_of_the_definition")
+plant("all heads at once, the NaN of one in all", AT_ONCE, "jnp.isfinite(out).all() &", "True |",
+      "heads_at_once.py::test_what_is_not_finite_reaches_no_other_head")
+plant("all heads at once, without the scale", AT_ONCE,
+      " * ordered(number.scale, order)[..., None, None]", "",
+      "heads_at_once.py::test_value_and_derivatives_are_those_of_the_definition")
+plant("all heads at once, wherever the keys lie", AT_ONCE,
+      "<= levels.inside]", "<= levels.inside or level]",
+      "heads_at_once.py::test_it_is_a_matter_of_layout_length_and_platform")
+plant("all heads at once, however many queries", AT_ONCE,
+      "or rows > tuning.ROWS_AT_ONCE", "or rows > 10 * tuning.ROWS_AT_ONCE",
+      "heads_at_once.py::test_it_is_a_matter_of_layout_length_and_platform")
 # fmt: on
 
 

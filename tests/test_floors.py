@@ -51,7 +51,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["schedule", "score", "tile"],
         ["tangent"],
         ["backward", "forward"],
-        ["jvp", "kernels", "per_query"],
+        ["heads_at_once", "jvp", "kernels", "per_query"],
         ["attend"],
     ],
     "engine.batching": [["partition"], ["primitive"], ["vmap"], ["derivatives"]],

@@ -42,17 +42,19 @@ def rows_before_heads(x: jax.Array) -> jax.Array:
     return merge_heads(jnp.moveaxis(x, 3, 1), 2)
 
 
-def vmap_heads(f: Callable[..., Any], own_axes: Sequence[Any]) -> Callable[..., Any]:
+def vmap_heads(f: Callable[..., Any], own_axes: Sequence[Any], kv_axis: int = 0) -> Callable[..., Any]:
     """f(q, k, v, own) of one head, mapped over query heads that share a key/value head, over these, over examples.
 
     Args:
       f: of q [T, D], k [S, D], v [S, Dv] and a pytree of what else differs.
       own_axes: in_axes of `own`, outermost first: of examples, key/value heads, query heads; or of the last two.
+      kv_axis: of the heads in k and v of one example: 0 in [Hkv, S, D], 1 in [S, Hkv, D].
 
     Returns:
-      f of q [B, Hkv, G, T, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] and own; without B where own_axes has two entries.
+      f of q [B, Hkv, G, T, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] and own, the heads of k and v at `kv_axis` of each
+      example; without B where own_axes has two entries.
     """
-    for kv, own in zip((None, 0, 0), reversed(own_axes), strict=False):
+    for kv, own in zip((None, kv_axis, 0), reversed(own_axes), strict=False):
         f = jax.vmap(f, (0, kv, kv, own))
     return f
 

@@ -7,5 +7,6 @@ schedule    which tiles are visited, by the block states of the mask, and the lo
 forward     the forward pass
 tangent     the tangent (jvp) pass
 backward    the backward (vjp) pass, its transpose
+heads_at_once  the forward pass of few queries of many heads, in one product
 batching    batched calls: how a pass is mapped over batch and heads, on one device and on several
 """

@@ -10,6 +10,7 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import are_transposes, batched_call, has_kernels
 from jattn.engine.forward import Forward
+from jattn.engine.heads_at_once import heads_at_once
 from jattn.engine.jvp import Jvp
 from jattn.engine.kernels import choose_kernel
 from jattn.engine.plan import Operands, Plan
@@ -19,8 +20,9 @@ from jattn.masks import Mask
 
 Forward.together = Jvp
 are_transposes(Tangent, Backward)
-for _kind in (Forward, Tangent, Backward):
+for _kind in (Tangent, Backward):
     has_kernels(_kind, choose_kernel)
+has_kernels(Forward, lambda *call: heads_at_once(*call) or choose_kernel(*call))  # few queries on a CPU, or a kernel
 
 
 def attend(

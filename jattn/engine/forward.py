@@ -116,7 +116,7 @@ def forward_full_tile(
     """The state after a tile of which every pair is allowed. A state of None is that before any key."""
     products = tiles.products(tile.q, tile.k, tile.scale, transposed=transposed)
     logits = tiles.tile_logits(plan, tile, products, None, transposed=transposed)
-    values = _weighted_values(plan, tile, tile.v, transposed)
+    values = weighted_values(plan, tile, tile.v, transposed)
     if state is None:
         return SoftmaxState.of(logits, values)
     return state.absorb(logits, values, nan_rows(products), transposed=transposed, exact=exact)
@@ -130,7 +130,7 @@ def forward_masked_tile(
     least = excluded(plan.dtype) if exact else -jnp.inf
     logits = tiles.logits(plan, tile, allowed, transposed=transposed, excluded=least)
     v, nonfinite = (tile.v, None) if plan.finite else zero_nonfinite_rows(tile.v)
-    values = _weighted_values(plan, tile, v, transposed)
+    values = weighted_values(plan, tile, v, transposed)
     if state is None:
         return SoftmaxState.of(logits, values)
     if nonfinite is not None:
@@ -147,15 +147,19 @@ def sums_of_products(plan: Plan, x: Operands) -> bool:
     return plan.score is None and x.bias is None and x.sink is None and x.q.shape[1] > 1
 
 
-def _weighted_values(plan: Plan, tile: Tile, v: jax.Array, transposed: bool) -> Callable[[jax.Array], jax.Array]:
+def weighted_values(plan: Plan, tile: Tile, v: jax.Array, transposed: bool) -> Callable[[jax.Array], jax.Array]:
     """p → p·v, [queries, Dv], with what dropout does to p; transposed, [Dv, queries]."""
+    if transposed:
+        return weighted(plan, tile, lambda p: transposed_dot(v, p), transposed=True)
+    return weighted(plan, tile, lambda p: p @ v)
+
+
+def weighted(
+    plan: Plan, tile: Tile, values: Callable[[jax.Array], jax.Array], *, transposed: bool = False
+) -> Callable[[jax.Array], jax.Array]:
+    """`values` of the weights that dropout leaves."""
     factors = tiles.dropout_factors(plan, tile, transposed=transposed)
-
-    def values(p: jax.Array) -> jax.Array:
-        p = p if factors is None else p * factors
-        return transposed_dot(v, p) if transposed else p @ v
-
-    return values
+    return values if factors is None else lambda p: values(p * factors)
 
 
 def nan_rows_of(plan: Plan, x: Operands) -> Callable[..., jax.Array]:

@@ -30,6 +30,16 @@ class BatchLevels(NamedTuple):
     """The levels that each operand has, outermost first."""
     outputs: tuple[tuple[int, ...], ...]
     """Those of each output: it is a sum over the others."""
+    inside: frozenset[tuple[int, int]] = frozenset()
+    """(operand, level) where the examples of a level lay behind another axis of the operand, as heads in [S, H, D]."""
+
+    def spread(self, x: jax.Array, own: Sequence[int], order: Sequence[int]) -> jax.Array:
+        """An array whose leading axes are the levels `own`, with those of `order`, repeated along what it lacks."""
+        kept = [level for level in order if level in own]
+        x = jnp.moveaxis(x, [own.index(level) for level in kept], range(len(kept)))
+        rest = x.shape[len(kept) :]
+        x = x.reshape(*(self.sizes[level] if level in kept else 1 for level in order), *rest)
+        return jnp.broadcast_to(x, (*(self.sizes[level] for level in order), *rest))
 
     def check(self, avals: Sequence[Any]) -> None:
         """Refuses, of a mesh whose axes are explicit, operands that are sharded along any other axis."""

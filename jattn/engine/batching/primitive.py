@@ -141,7 +141,10 @@ class ForFinite(NamedTuple):
 
 
 class FiniteKernel(NamedTuple):
-    """A kernel for operands that are finite, and whether those of a whole batch are; the others run as loops."""
+    """A kernel for operands that are finite, and whether those of a whole batch are; the others run as loops.
+
+    That is asked of all operands and of what the kernel made of them: holds(xs, ys).
+    """
 
     run: Callable[..., list[jax.Array]]
     holds: Callable[..., jax.Array]
@@ -220,7 +223,7 @@ def _run_kernel(kernel: Kernel, fun: BatchedFunction, *xs: Any) -> list[jax.Arra
     if not isinstance(kernel, FiniteKernel):
         return list(kernel(*xs))
     ys = kernel.run(*xs)
-    return list(jax.lax.cond(kernel.holds(*xs), lambda: ys, lambda: _run(fun, *xs)))
+    return list(jax.lax.cond(kernel.holds(xs, ys), lambda: ys, lambda: _run(fun, *xs)))
 
 
 @partial(jax.jit, static_argnames="fun")

@@ -68,6 +68,8 @@ class Vmapped(BatchedFunction):
     mapped: tuple[bool, ...]
     size: int
     summed: tuple[bool, ...]
+    inside: frozenset[int] = frozenset()
+    """The operands whose examples lay behind another axis, before they were brought to the front."""
 
     def output_types(self, *types: Any) -> list[Any]:
         return [
@@ -121,7 +123,9 @@ class Vmapped(BatchedFunction):
             return tuple((0,) * m + tuple(level + 1 for level in more) for m, more in zip(mapped, inner, strict=False))
 
         stacked = [not summed for summed in self.summed]
-        return BatchLevels((self.size, *below.sizes), own(self.mapped, below.operands), own(stacked, below.outputs))
+        sizes = (self.size, *below.sizes)
+        inside = frozenset({(i, 0) for i in self.inside} | {(i, level + 1) for i, level in below.inside})
+        return BatchLevels(sizes, own(self.mapped, below.operands), own(stacked, below.outputs), inside)
 
     def resized(self, *sizes: int) -> "Vmapped":
         size, *inner = sizes
@@ -248,7 +252,8 @@ def batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: BatchedFunction
     )
     if size == 0:
         return [jnp.zeros((0, *y.shape), y.dtype) for y in out], [0] * len(out)
-    return batched_call(Vmapped(fun, mapped, size, (False,) * len(out)), *operands), [0] * len(out)
+    inside = frozenset(i for i, d in enumerate(dims) if d)
+    return batched_call(Vmapped(fun, mapped, size, (False,) * len(out), inside), *operands), [0] * len(out)
 
 
 def examples_first(operands: Leaves, dims: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...], int]:

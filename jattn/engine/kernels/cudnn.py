@@ -80,7 +80,7 @@ def kernel(fun: PlannedFunction, levels: BatchLevels) -> FiniteKernel:
         return call.backward(fun) if isinstance(fun, Backward) else call.forward()
 
     leaves = fun.tree.num_leaves
-    return FiniteKernel(run, lambda *xs: all_finite(fun.plan, jax.tree.unflatten(fun.tree, xs[:leaves])))
+    return FiniteKernel(run, lambda xs, ys: all_finite(fun.plan, jax.tree.unflatten(fun.tree, xs[:leaves])))
 
 
 class Call:
@@ -117,12 +117,8 @@ class Call:
 
     def spread(self, leaf: Leaf, levels: Sequence[int]) -> jax.Array:
         """A leaf with these levels in their order, repeated along those that it lacks."""
-        sizes, rest = self.levels.sizes, leaf.array.shape[1:]
-        kept = [level for level in levels if level in leaf.own]
-        x = leaf.array.reshape(*(sizes[level] for level in leaf.own), *rest)
-        x = jnp.moveaxis(x, [leaf.own.index(level) for level in kept], range(len(kept)))
-        x = x.reshape(*(sizes[level] if level in kept else 1 for level in levels), *rest)
-        return jnp.broadcast_to(x, (*(sizes[level] for level in levels), *rest))
+        x = leaf.array.reshape(*(self.levels.sizes[level] for level in leaf.own), *leaf.array.shape[1:])
+        return self.levels.spread(x, leaf.own, levels)
 
     def count(self, levels: Sequence[int]) -> int:
         return int(np.prod([self.levels.sizes[level] for level in levels], dtype=int))
