@@ -18,6 +18,7 @@ import jattn
 from jattn import _jax, masks, reference
 from jattn.engine.kernels import cudnn
 
+pytestmark = pytest.mark.structure
 T, D = 48, 16
 
 

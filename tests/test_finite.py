@@ -19,6 +19,7 @@ from jattn.engine.batching import batched_call
 from jattn.engine.forward import Forward
 from jattn.engine.plan import Operands, all_finite
 
+pytestmark = pytest.mark.structure
 T, S, D, TILE = 40, 40, 5, (16, 16)
 Q, K, V = (normal(T, D, seed=n) for n in range(3))
 SOME = np.random.default_rng(3).random((T, S)) < 0.2
@@ -57,7 +58,6 @@ def orders(f):
 SOME_CASES = ("causal", "any pairs", "a bias", "a score and a sink")
 
 
-@pytest.mark.structure
 @pytest.mark.parametrize(
     "case", [c if c in SOME_CASES else pytest.param(c, marks=pytest.mark.exhaustive) for c in CASES]
 )
@@ -158,7 +158,6 @@ def test_what_one_document_holds_reaches_no_other(order, rows, options):
         assert_close([a[CUT:] for a in got], [a[CUT:] for a in want], ulps=64)
 
 
-@pytest.mark.structure
 def test_a_batch_is_asked_once_and_few_queries_not_at_all():
     """Reading the keys is what few queries cost. One tile of all pairs has no search to be spared."""
 

@@ -48,6 +48,14 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
         None,
         AT,
     ),
+    "masks of every shape": (
+        (),
+        masks.prefix(7) & ~masks.window(80, 80)
+        | masks.dilated(3) & masks.chunked(32)
+        | (masks.sinks(5) | masks.strided(64, 9)) & ~masks.neighbourhood((15, 20), (2, 3), (1, 2), (0,)),
+        None,
+        AT,
+    ),
     "ragged | tree": ((), masks.ragged([0, 30, 140], [9, 90, 170]) | masks.tree(PARENTS, prefix=S - T), None, {}),
     "lengths": ((), masks.lengths(101, np.int32(170)), None, {}),
     "dense": ((), masks.dense(SOME), None, {}),
@@ -72,7 +80,8 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
 }
 
 
-AGAIN = {"window", "segments & causal", "one row for all", "composed", "sinks"}
+AGAIN = {"window", "segments & causal", "one row for all", "sinks", "soft cap", "alibi", "bias", "scale"}
+AGAIN |= {"prefix | ~window", "dilated | chunked", "sinks | strided, or neighbours"}
 """What other cases hold together with more."""
 
 
