@@ -163,9 +163,13 @@ def rows_off(mask: str, x: list[np.ndarray], got: list[np.ndarray]) -> float:
     with jax.enable_x64(True):
         left, right = WINDOWS[mask]
         ahead = np.arange(T) - chosen[:, None]
-        rows = partial(reference.attention, mask=(ahead >= -left) & (ahead <= right))
-        out, pull = jax.vjp(lambda q: rows(q, k, v)[0], jnp.asarray(q[chosen]))
-        want = [out, *(pull(jnp.asarray(w[chosen])) if len(got) > 1 else ())]
+        allowed = (ahead >= -left) & (ahead <= right)
+
+        def rows(q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array | None, allowed: jax.Array) -> Any:
+            out, pull = jax.vjp(lambda q: reference.attention(q, k, v, mask=allowed)[0], q)
+            return out, *(() if w is None else pull(w))
+
+        want = jax.jit(rows)(q[chosen], k, v, w[chosen] if len(got) > 1 else None, allowed)
     off = distance([a[chosen] for a in got[:2]], want)
     if len(got) > 1:
         dq, dk, dv = (a.astype(np.float64) for a in got[1:])

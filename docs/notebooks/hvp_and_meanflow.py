@@ -108,7 +108,7 @@ for name, a, b in zip(["MeanFlow's gradient", "Hessian-vector product"], ours, t
 #
 # What XLA's compiler plans for temporaries of both together; the dense form is compiled and never run.
 
-# %%
+# %% tags=["optimised"]
 p, *x = drawn(16_384)
 compiled = derivatives(jattn.attention).lower(p, p, *x).compile()
 by_definition = derivatives(dense).lower(p, p, *x).compile()
