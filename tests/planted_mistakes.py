@@ -669,6 +669,8 @@ plant("all heads at once, wherever the keys lie", AT_ONCE,
 plant("all heads at once, however many queries", AT_ONCE,
       "or rows > tuning.ROWS_AT_ONCE", "or rows > 10 * tuning.ROWS_AT_ONCE",
       "heads_at_once.py::test_it_is_a_matter_of_layout_length_and_platform")
+plant("all heads at once, though a cache holds the keys", AT_ONCE, "kept < rows * tuning.BYTES_AT_ONCE", "kept < 0",
+      "heads_at_once.py::test_it_is_a_matter_of_layout_length_and_platform")
 # fmt: on
 
 

@@ -15,10 +15,16 @@ import jattn
 from jattn import masks, reference, scores
 from jattn.engine import tuning
 
-pytestmark = pytest.mark.structure
+pytestmark = [pytest.mark.structure, pytest.mark.usefixtures("of_any_size")]
 B, T, S, K, G, D, Dv = 3, 2, 40, 4, 2, 5, 3
 SOME = np.random.default_rng(1).random((B, K * G, T, S)) < 0.4
 SOME[1, 3] = False  # queries without a key
+
+
+@pytest.fixture
+def of_any_size(monkeypatch):
+    """However few bytes the keys have."""
+    monkeypatch.setattr(tuning, "BYTES_AT_ONCE", 0)
 
 
 def inputs(dtype=np.float32, **shape):
@@ -147,9 +153,14 @@ def test_each_device_takes_its_own_heads_at_once_without_a_collective():
     assert_close(program(*(jax.device_put(a, place) for a in x)), heads()(*x), ulps=8)
 
 
-def test_it_is_a_matter_of_layout_length_and_platform():
+def test_it_is_a_matter_of_layout_length_and_platform(monkeypatch):
     x = inputs()
     assert at_once(heads(), *x)
+    bytes_of_keys = x[1].nbytes + x[2].nbytes
+    for rows, taken in ((T * K * G, True), (T * K * G - 1, False)):
+        monkeypatch.setattr(tuning, "BYTES_AT_ONCE", bytes_of_keys / rows)
+        assert at_once(lambda *x: heads()(*x), *x) == taken
+    monkeypatch.setattr(tuning, "BYTES_AT_ONCE", 0)
     assert not at_once(heads(implementation="loops"), *x)
     assert not at_once(heads(tile=(16, 16)), *x)  # which promises the same bits in any company
     heads_first = jax.vmap(jax.vmap(one_head))

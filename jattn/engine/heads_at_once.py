@@ -6,9 +6,9 @@ Here keys and values are read where they lie. Each query stands in the columns o
     [queries of all heads, heads · D] · [S, heads · D]ᵀ    the products of all queries
     [queries of all heads, S] · [S, heads · Dv]            of which each query keeps the columns of its own head
 
-That is `heads` times the arithmetic, which is little beside reading the keys while the queries are few
-(`tuning.ROWS_AT_ONCE`). Since 0 · NaN is NaN, a key that is not finite would reach the other heads: where a result is
-not finite, the loops compute it (`FiniteKernel`).
+That is `heads` times the arithmetic, which is little beside reading the keys while the queries are few and no cache
+holds the keys (`tuning.ROWS_AT_ONCE`, `tuning.BYTES_AT_ONCE`). Since 0 · NaN is NaN, a key that is not finite would
+reach the other heads: where a result is not finite, the loops compute it (`FiniteKernel`).
 """
 
 import math
@@ -40,7 +40,8 @@ def heads_at_once(fun: Forward, platform: str, levels: BatchLevels, avals: Seque
         return None
     (heads,) = inside
     rows = plan.T * math.prod(n for level, n in enumerate(levels.sizes) if level == heads or level not in of_k)
-    if levels.sizes[heads] == 1 or rows > tuning.ROWS_AT_ONCE:
+    kept = sum(avals[i].size * avals[i].dtype.itemsize for i in (number.k, number.v))
+    if levels.sizes[heads] == 1 or rows > tuning.ROWS_AT_ONCE or kept < rows * tuning.BYTES_AT_ONCE:
         return None
     return FiniteKernel(lambda *xs: attend_at_once(fun, levels, heads, xs), lambda xs, ys: _no_nan(*ys))
 

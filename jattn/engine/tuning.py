@@ -22,6 +22,10 @@ ROWS_AT_ONCE = 64
 """Up to so many queries, over all heads of an example, take all keys in one product where heads lie side by side: with
 8 heads in a third to a fifth of the time of a product for each head, with 64 in two thirds."""
 
+BYTES_AT_ONCE = 2**20
+"""So many bytes of keys and values for each of these queries: fewer lie in a cache, where it takes little to copy them
+to heads first, and the zeros of the one product take longer (up to twice, of 8 × 512 × 8 heads with 8 queries)."""
+
 
 SINGLE_TILE_PAIRS = 2**16
 """Up to 256 × 256 pairs with nothing but scaled products are computed as one chain without loop or branch, of which XLA
