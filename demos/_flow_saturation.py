@@ -76,9 +76,9 @@ def scale():
             flow.attention_steps(after[None], k, k, scale=c).weights[0, 0],
         )
 
-    rows, found = [], {}
+    rows, found, each = [], {}, jax.jit(jax.vmap(one, (0, 0, None)))
     for name, c in (("1", 1.0), ("√d", D**-0.5), ("d", 1 / D)):
-        var, ds, dq, entropy, full, learned = (float(x.mean()) for x in jax.jit(jax.vmap(one, (0, 0, None)))(q, k, c))
+        var, ds, dq, entropy, full, learned = (float(x.mean()) for x in each(q, k, c))
         found[name] = {"ds": ds, "dq": dq, "entropy": entropy, "saturation": full, "learned": learned}
         rows.append((f"over {name}: std of the logits", var**0.5, c * D**0.5))
         if name == "d":

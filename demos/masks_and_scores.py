@@ -27,15 +27,16 @@ def arguments() -> argparse.ArgumentParser:
 
 def compute(args: argparse.Namespace) -> dict:
     rows = []
+    dense = jax.jit(lambda given: {code: masks.to_dense(mask, N, N) for code, mask in given.items()})(every_mask())
     for code, mask in every_mask().items():
-        pairs = np.asarray(masks.to_dense(mask, N, N))
+        pairs = np.asarray(dense[code])
         states = by_the_pairs(pairs, TILE)
         rows.append({"mask": code, "pairs": pairs.mean(), "hold": int((states != EMPTY).sum()),
                      "visited": visited([mask], N, N, (TILE, TILE))[0], "whole": int((states == FULL).sum()),
                      "told": by_the_mask(mask, N, TILE), "dense": pairs})  # fmt: skip
     at = np.arange(N, dtype=np.int32)
     made = {
-        code: jax.vmap(jax.vmap(f, (None, None, 0)), (None, 0, None))(jnp.zeros(()), at, at)
+        code: jax.jit(jax.vmap(jax.vmap(f, (None, None, 0)), (None, 0, None)))(jnp.zeros(()), at, at)
         for code, f in every_score().items()
     }
     sheet = args.out / "masks_and_scores"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _browser import only_chromium, visits
-from _demos import assert_help_begins_as_the_page, refusal
+from _demos import assert_help_begins_as_the_page, compiled_for_many_steps, refusal
 
 pytestmark = pytest.mark.structure
 
@@ -26,6 +26,7 @@ def learned(tmp_path_factory):
     """What the demo says, and the parameters that it learned."""
     kept = []
 
+    @compiled_for_many_steps()
     def train(*args, **sizes):
         kept.append(model.train(*args, **sizes))
         return kept[-1]
