@@ -12,7 +12,10 @@ PIP     = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
 # The examples of the package, with every annotated type and shape checked on the way. Of folders beside tests/, pytest
 # does not look for the settings of tests/conftest.py.
-EXAMPLES = PYTHONPATH=tests:$$PYTHONPATH $(PYTEST:auto=logical) -p conftest jattn --jaxtyping-packages=jattn,_checked_shapes.checked
+EXAMPLES = PYTHONPATH=tests:$$PYTHONPATH $(PYTEST:auto=0) -p conftest jattn --jaxtyping-packages=jattn,_checked_shapes.checked
+# They run beside the tests, which come first on the screen.
+BESIDE   = >$(VENV)/examples.log 2>&1 & examples=$$!; trap "kill $$examples" INT TERM
+THEN     = tests=$$?; wait $$examples; examples=$$?; cat $(VENV)/examples.log; exit $$((tests + examples))
 DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text any_training_loop \
           masks_and_scores every_derivative laplacian qk_clip learns_which_blocks bank_page
 # The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.
@@ -80,12 +83,10 @@ of-newest:
 	+@[ -z "$(NEWEST)" ] || $(SUBMAKE) VENV=$(VENV)-newest PYTHON="$(NEWEST)" $(VENV)-newest/.ready-dev
 
 test: $(OF_TESTS)
-	@$(PYTEST) tests README.md docs
-	@$(EXAMPLES)
+	@$(EXAMPLES) $(BESIDE); $(PYTEST) tests README.md docs; $(THEN)
 
 test-all: $(OF_TESTS)
-	@$(PYTEST) --all tests README.md docs
-	@$(EXAMPLES) --all
+	@$(EXAMPLES) --all $(BESIDE); $(PYTEST) --all tests README.md docs; $(THEN)
 
 coverage: $(OF_TESTS)
 	@$(PYTEST) tests --cov=jattn --cov-branch --cov-report=term-missing:skip-covered
