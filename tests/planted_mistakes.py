@@ -656,7 +656,10 @@ plant("what is not finite without the tiles of partial masks", "jattn/engine/sch
       "PASSES[1:] if visits.plan.all_masked", "PASSES[:1] if visits.plan.all_masked", "finite.py")
 AT_ONCE = "jattn/engine/heads_at_once.py"
 plant("all heads at once, a query in the columns of every head", AT_ONCE,
-      "q = jnp.where(own, q, 0).reshape", "q = jnp.where(True, q, 0).reshape",
+      "q = jnp.where(own, q, 0).reshape", "q = jnp.where(own | True, q, 0).reshape",
+      "heads_at_once.py::test_value_and_derivatives_are_those_of_the_definition")
+plant("all heads at once, a query with the columns of every head", AT_ONCE,
+      "out = jnp.where(own, out.reshape", "out = jnp.where(own | True, out.reshape",
       "heads_at_once.py::test_value_and_derivatives_are_those_of_the_definition")
 plant("all heads at once, the NaN of one in all", AT_ONCE, "jnp.isfinite(out).all() &", "True |",
       "heads_at_once.py::test_what_is_not_finite_reaches_no_other_head")
