@@ -43,7 +43,19 @@ def heads_at_once(fun: Forward, platform: str, levels: BatchLevels, avals: Seque
     kept = sum(avals[i].size * avals[i].dtype.itemsize for i in (number.k, number.v))
     if levels.sizes[heads] == 1 or rows > tuning.ROWS_AT_ONCE or kept < rows * tuning.BYTES_AT_ONCE:
         return None
-    return FiniteKernel(lambda *xs: attend_at_once(fun, levels, heads, xs), lambda xs, ys: _no_nan(*ys))
+
+    def moved(xs: Sequence[jax.Array], source: int, destination: int) -> list[jax.Array]:
+        """With an axis of the keys and of the values in another place."""
+        return [jnp.moveaxis(x, source, destination) if i in (number.k, number.v) else x for i, x in enumerate(xs)]
+
+    first, behind_rows = of_k.index(heads), len(of_k)
+
+    return FiniteKernel(
+        lambda *xs: attend_at_once(fun, levels, heads, xs),
+        lambda xs, ys: _no_nan(*ys),
+        lying=lambda xs: moved(xs, first, behind_rows),
+        ordered=lambda xs: moved(xs, behind_rows, first),
+    )
 
 
 def _no_nan(out: jax.Array, m: jax.Array, log_sum: jax.Array) -> jax.Array:

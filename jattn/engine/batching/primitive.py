@@ -148,6 +148,10 @@ class FiniteKernel(NamedTuple):
 
     run: Callable[..., list[jax.Array]]
     holds: Callable[..., jax.Array]
+    lying: Callable[[Leaves], Leaves] = list
+    """The operands with their axes as they lie in memory, where the loops alone need them in another order."""
+    ordered: Callable[[Leaves], Leaves] = list
+    """Back again: xs = ordered(lying(xs))."""
 
 
 Kernel: TypeAlias = Callable[..., list[jax.Array]] | FiniteKernel
@@ -223,7 +227,10 @@ def _run_kernel(kernel: Kernel, fun: BatchedFunction, *xs: Any) -> list[jax.Arra
     if not isinstance(kernel, FiniteKernel):
         return list(kernel(*xs))
     ys = kernel.run(*xs)
-    return list(jax.lax.cond(kernel.holds(xs, ys), lambda: ys, lambda: _run(fun, *xs)))
+    # Handed over as they lie, they are copied for the loops alone.
+    return list(
+        jax.lax.cond(kernel.holds(xs, ys), lambda *_: ys, lambda *xs: _run(fun, *kernel.ordered(xs)), *kernel.lying(xs))
+    )
 
 
 @partial(jax.jit, static_argnames="fun")
