@@ -654,7 +654,16 @@ plant("outputs that vary as their tangents", "jattn/engine/batching/derivatives.
       "jvp.py::test_outputs_vary_over_devices_as_the_operands_and_not_as_the_tangents")
 plant("what is not finite without the tiles of partial masks", "jattn/engine/schedule.py",
       "PASSES[1:] if visits.plan.all_masked", "PASSES[:1] if visits.plan.all_masked", "finite.py")
+plant("a maximum that XLA leaves a NaN out of", "jattn/_numerics.py",
+      "return jnp.where(jnp.isnan(x).any(axis), jnp.nan, jnp.max(x, axis, initial=initial))",
+      "return jnp.max(x, axis, initial=initial)", "finite.py::test_a_maximum_is_nan_where_one_is_among_the_numbers")
+plant("many numbers called finite by their maximum", "jattn/_numerics.py",
+      "jnp.where(jnp.isfinite(total), jnp.max(jnp.abs(x), initial=0), jnp.inf)", "jnp.max(jnp.abs(x), initial=0)",
+      "finite.py::test_finite_is_no_nan_no_infinity_and_no_product_that_overflows[many]")
 AT_ONCE = "jattn/engine/heads_at_once.py"
+plant("all heads at once, of keys and values that are written anew", AT_ONCE,
+      "outer, outer + 1).astype(plan.dtype)", "outer, outer + 1).astype(plan.dtype) + 1e-9",
+      "heads_at_once.py::test_keys_and_values_are_read_where_they_lie")
 plant("all heads at once, a query in the columns of every head", AT_ONCE,
       "q = jnp.where(own, q, 0).reshape", "q = jnp.where(own | True, q, 0).reshape",
       "heads_at_once.py::test_value_and_derivatives_are_those_of_the_definition")

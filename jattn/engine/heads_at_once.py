@@ -52,13 +52,13 @@ def heads_at_once(fun: Forward, platform: str, levels: BatchLevels, avals: Seque
 
     return FiniteKernel(
         lambda *xs: attend_at_once(fun, levels, heads, xs),
-        lambda xs, ys: _no_nan(*ys),
+        lambda xs, ys: _all_finite(*ys),
         lying=lambda xs: moved(xs, first, behind_rows),
         ordered=lambda xs: moved(xs, behind_rows, first),
     )
 
 
-def _no_nan(out: jax.Array, m: jax.Array, log_sum: jax.Array) -> jax.Array:
+def _all_finite(out: jax.Array, m: jax.Array, log_sum: jax.Array) -> jax.Array:
     """And no infinity, but the −∞ of a query without a key."""
     return jnp.isfinite(out).all() & (m < jnp.inf).all() & jnp.isfinite(log_sum).all()
 

@@ -20,11 +20,12 @@ group, and a tile is asked for non-finite keys by its products and not by a seco
 
 ROWS_AT_ONCE = 64
 """Up to so many queries, over all heads of an example, take all keys in one product where heads lie side by side: with
-8 heads in a third to a fifth of the time of a product for each head, with 64 in two thirds."""
+8 heads in a quarter of the time of a product for each head (jax.nn's way, in the table of attention's time); the gain
+shrinks as the zeros grow with the heads."""
 
 BYTES_AT_ONCE = 2**20
 """So many bytes of keys and values for each of these queries: fewer lie in a cache, where it takes little to copy them
-to heads first, and the zeros of the one product take longer (up to twice, of 8 × 512 × 8 heads with 8 queries)."""
+to heads first, and the zeros of the one product take longer than that."""
 
 
 SINGLE_TILE_PAIRS = 2**16
