@@ -162,11 +162,12 @@ plant("lse of what dropout kept alone", FORWARD,
       "tiles.py::test_dropout_does_not_change_the_mean_nor_lse")
 plant("a NaN of a small call hidden", FORWARD, "m = logits.max(1) + nan_rows",
       "m = jnp.nanmax(logits, 1)", NONFINITE)
-plant("every example given the bias of the first", "jattn/engine/batching/vmap.py", "(x.number, *starts)",
-      "(0 * x.number, *starts)", "engine_details.py::test_a_bias_that_differs_between_examples_is_read_where_it_lies")
+plant("every example given the bias of the first", "jattn/engine/batching/vmap.py", "(x, numbers, starts).reshape",
+      "(x, [0 * n for n in numbers], starts).reshape",
+      "engine_details.py::test_a_bias_that_differs_between_examples_is_read_where_it_lies")
 plant("whatever it holds, found finite", "jattn/engine/plan.py",
-      "return (largest < jnp.finfo(plan.dtype).max / 16).all()",
-      "return (largest < jnp.finfo(plan.dtype).max / 16).any()", EXAMPLE)
+      "finite = (largest < jnp.finfo(plan.dtype).max / 16).all()",
+      "finite = (largest < jnp.finfo(plan.dtype).max / 16).any()", EXAMPLE)
 plant("a query without a key given the mean of its first tiles", PARTIALS,
       "empty = self.m <= excluded(self.m.dtype) if exact else", "empty =",
       "finite.py::test_each_form_is_the_definition_and_so_are_its_derivatives[any pairs]")
@@ -683,6 +684,24 @@ plant("all heads at once, however many queries", AT_ONCE,
       "heads_at_once.py::test_it_is_a_matter_of_layout_length_and_platform")
 plant("all heads at once, though a cache holds the keys", AT_ONCE, "kept < rows * tuning.BYTES_AT_ONCE", "kept < 0",
       "heads_at_once.py::test_it_is_a_matter_of_layout_length_and_platform")
+plant("of a group of examples, the part of the first in each group", "jattn/engine/batching/vmap.py",
+      "[n[0] if n.ndim else n for n in numbers]", "[n[0] * 0 if n.ndim else n for n in numbers]",
+      "engine_details.py::test_a_bias_that_differs_between_examples_is_read_where_it_lies",
+      "batching.py::test_a_part_of_each_example_of_a_group_is_one_slice")
+plant("of a group of examples, a part for each", "jattn/engine/batching/vmap.py",
+      "or sum(batched[1]) != 1:", "or sum(batched[1]) == 1:",
+      "engine_details.py::test_a_bias_that_differs_between_examples_is_read_where_it_lies",
+      "batching.py::test_a_part_of_each_example_of_a_group_is_one_slice")
+plant("a bias that is not masked", "jattn/engine/forward.py", "jnp.where(allowed, tile.bias, -jnp.inf)", "tile.bias",
+      "finite.py")
+plant("weights kept of one tile, without what lse brings", "jattn/engine/backward.py",
+      "ds = p * (dout @ tile.v.T + g[:, None])", "ds = p * (dout @ tile.v.T)", "one_head.py")
+plant("weights kept of many pairs", "jattn/engine/backward.py",
+      "<= tuning.KEPT_PAIRS", "<= 99 * tuning.KEPT_PAIRS",
+      "engine_details.py::test_of_few_pairs_value_and_gradient_compute_the_weights_once")
+plant("a soft cap of any size called small", "jattn/engine/plan.py",
+      "(largest_size(bound) <= tuning.LARGEST_SCORE)", "(largest_size(bound) < jnp.inf)",
+      "finite.py::test_a_soft_cap_is_small_or_logits_are_compared_with_their_maximum")
 # fmt: on
 
 

@@ -231,6 +231,24 @@ def test_maps_of_maps_of_derivatives(asked):
     close(nested(lambda *x: batched_call(Toy(2), *x)), nested(plain))
 
 
+def test_a_part_of_each_example_of_a_group_is_one_slice():
+    """Of examples that follow each other, in one level or two; with a start for each of them it is many."""
+    x = jnp.asarray(normal(2, 5, 4, 3), jnp.float32)
+
+    def part(i, j, start):
+        return batching.slice_of(batching.Example(batching.Example(x, i), j), (start, 1), (2, 2))
+
+    def mapped(i, j, start):
+        over_j = jax.vmap(part, (None, 0, None if start.ndim == 0 else 0))
+        return jax.vmap(over_j, (0, None, None))(i, j, start)
+
+    i, j = jnp.arange(2), jnp.arange(1, 4)
+    np.testing.assert_array_equal(mapped(i, j, jnp.int32(1)), x[:, 1:4, 1:3, 1:])
+    assert "gather" not in str(jax.make_jaxpr(mapped)(i, j, jnp.int32(1)))
+    of_each = np.stack([x[:, 1 + n, start : start + 2, 1:] for n, start in enumerate((2, 0, 1))], 1)
+    np.testing.assert_array_equal(mapped(i, j, jnp.array([2, 0, 1])), of_each)
+
+
 @pytest.mark.usefixtures("x64")
 def test_a_batch_of_none_has_the_shapes_of_any_other():
     x = operands(0)

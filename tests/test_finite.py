@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ CASES = {
     "traced lengths": {"mask": masks.lengths(20, np.int32(21))},
     "any pairs": {"mask": masks.dense(SOME)},
     "a bias": {"mask": masks.causal(), "bias": normal(T, S, seed=4)},
+    "a soft cap": {"mask": masks.dense(SOME), "score": scores.soft_cap(2.0)},
     "a score and a sink": {"mask": masks.dense(SOME), "score": scores.soft_cap(2.0), "sink": np.float64(0.3)},
 }
 FORMS = {"searched": (False, 0), "finite, in loops": (True, 0), "finite, written out": (True, 99)}
@@ -55,7 +57,7 @@ def orders(f):
     return run
 
 
-SOME_CASES = ("causal", "any pairs", "a bias", "a score and a sink")
+SOME_CASES = ("causal", "any pairs", "a bias", "a soft cap", "a score and a sink")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,18 @@ def test_finite_is_no_nan_no_infinity_and_no_product_that_overflows(rows):
         changed[7, 1] = value
         assert not finite(x._replace(**{name: changed})), (name, value)
     assert not finite(x._replace(scale=np.float32(np.nan)))
+
+
+@pytest.mark.parametrize(("cap", "small"), [(30.0, True), (1e30, False)])
+def test_a_soft_cap_is_small_or_logits_are_compared_with_their_maximum(cap, small):
+    """Of a multiply-add that XLA makes of cap · tanh − max, 1e30 would miss its maximum by 1e22."""
+    q, k, v = (normal(600, D, seed=n, dtype=np.float32) for n in range(3))
+    x = np.float32(cap / 3) * q, k, v
+    assert bool(all_finite(*make_plan(Operands(*x), scores.soft_cap(np.float32(cap)), None))) == small
+    f = jax.jit(lambda cap, *x: jattn.attention(*x, score=scores.soft_cap(cap), return_lse=True))
+    (out, lse), (want, want_lse) = (g(*x) for g in (partial(f, cap), definition(score=scores.soft_cap(cap))))
+    assert_close(out, want, ulps=4096)
+    np.testing.assert_allclose(lse, want_lse, rtol=1e-5)
 
 
 CUT = 17

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 
 from jattn._numerics import zero_nonfinite_rows
 from jattn.engine import tile as tiles
+from jattn.engine import tuning
 from jattn.engine.batching import Operand
+from jattn.engine.forward import fits_one_tile, single_weights
 from jattn.engine.plan import Operands, Plan, pad, select_active
-from jattn.engine.schedule import schedule
+from jattn.engine.schedule import schedule, sum_by_rows
 from jattn.engine.tangent import (
     DerivativePass,
     Recomputed,
@@ -46,6 +48,10 @@ class Backward(DerivativePass):
     def output_types(self, *types: Any) -> list[Any]:
         return [types[i] for i in self.argnums]
 
+    @property
+    def working_set_bytes(self) -> int | None:
+        return None if keeps_weights(self.plan, self.leaf_numbers) else super().working_set_bytes
+
     def run(self, total: Callable[..., Any], *xs: Operand) -> list[jax.Array]:
         plan, residuals = self.plan, self.residuals(xs)
         dout, dlse = xs[self.nonlinear_operands :]
@@ -53,12 +59,37 @@ class Backward(DerivativePass):
         g = jnp.where(residuals.nonempty, dlse - jnp.sum(dout * residuals.out, 1), 0)
         dout = jnp.where(residuals.live(plan)[:, None], dout, 0)
         active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
-        cotangents = sum_backward(plan, residuals, active, dout, g, total)
+        if total is sum_by_rows and keeps_weights(plan, self.leaf_numbers):
+            cotangents = single_tile(plan, residuals, active, dout, g)
+        else:
+            cotangents = sum_backward(plan, residuals, active, dout, g, total)
         if active.sink is not None:
             dsink = residuals.sink_weight(plan) * g
             dsink = dsink if active.sink.shape == (plan.T,) else dsink.sum().reshape(active.sink.shape)
             cotangents = cotangents._replace(sink=dsink)
         return rounded_as(active, cotangents)
+
+
+def keeps_weights(plan: Plan, x: Operands) -> bool:
+    """One tile of so few pairs that their weights may be kept from the forward pass."""
+    return plan.platform == "cpu" and fits_one_tile(plan, x) and plan.q_tile * plan.k_tile <= tuning.KEPT_PAIRS
+
+
+def single_tile(plan: Plan, residuals: Residuals, active: Operands, dout: jax.Array, g: jax.Array) -> Operands:
+    """The cotangents of the active operands of one tile without a mask, its queries down as in the forward pass."""
+    tile = tiles.cut(plan, residuals.x, 0, 0)
+    fields = active_fields(active, tile)
+    products = tiles.products(tile.q, tile.k, tile.scale)
+    logits = tiles.tile_logits(plan, tile, products, None, transposed=False)
+    p = single_weights(plan, logits, residuals.m, tile.q.shape[1]) * jnp.exp(-residuals.log_sum_padded)[:, None]
+    ds = p * (dout @ tile.v.T + g[:, None])
+    dq = ds @ tile.k  # of the scaled query
+    return Operands(
+        q=None if fields["q"] is None else dq * tile.scale,
+        k=None if fields["k"] is None else transposed_dot(ds, tile.q * tile.scale),
+        v=None if active.v is None else transposed_dot(p, dout),
+        scale=None if fields["scale"] is None else jnp.sum(dq * tile.q),
+    )
 
 
 def sum_backward(

@@ -77,7 +77,7 @@ class Forward(PlannedFunction, ReturnsPartial):
             return single_tile(plan, x)
         visits = schedule(plan, x)
         nan_rows = (lambda *tile: None) if plan.finite else nan_rows_of(plan, x)
-        exact = plan.finite and sums_of_products(plan, x)
+        exact = plan.finite and exact_logits(plan, x)
 
         def start(_: Any, i: Any) -> SoftmaxState | None:
             if exact and visits.written_out:
@@ -127,8 +127,13 @@ def forward_masked_tile(
 ) -> SoftmaxState:
     """The state after a tile of which some pairs are allowed: what is not allowed is not looked at."""
     allowed = tiles.tile_mask(plan, tile)
-    least = excluded(plan.dtype) if exact else -jnp.inf
-    logits = tiles.logits(plan, tile, allowed, transposed=transposed, excluded=least)
+    if plan.finite and plan.score is None and tile.bias is not None:
+        # A choice among the logits XLA makes once more beside each exponential, and reads the bias twice.
+        hidden = tile._replace(bias=jnp.where(allowed, tile.bias, -jnp.inf))
+        logits = tiles.logits(plan, hidden, None, transposed=transposed)
+    else:
+        least = excluded(plan.dtype) if exact else -jnp.inf
+        logits = tiles.logits(plan, tile, allowed, transposed=transposed, excluded=least)
     v, nonfinite = (tile.v, None) if plan.finite else zero_nonfinite_rows(tile.v)
     values = weighted_values(plan, tile, v, transposed)
     if state is None:
@@ -139,12 +144,14 @@ def forward_masked_tile(
     return state.absorb(logits, values, transposed=transposed, exact=exact)
 
 
-def sums_of_products(plan: Plan, x: Operands) -> bool:
-    """Whether logits are sums of products, stored as they are compared, and nothing else.
+def exact_logits(plan: Plan, x: Operands) -> bool:
+    """Whether logits of operands that are finite are so too, and stored as they are compared, or small: sums of
+    products, and scores whose bound is known.
 
-    What a score, a bias or a sink brings was not looked at when the operands were found finite.
+    What another score, a bias or a sink brings was not looked at when the operands were found finite.
     """
-    return plan.score is None and x.bias is None and x.sink is None and x.q.shape[1] > 1
+    bounded = plan.score is None or plan.score.largest(x.captured) is not None
+    return bounded and x.bias is None and x.sink is None and x.q.shape[1] > 1
 
 
 def weighted_values(plan: Plan, tile: Tile, v: jax.Array, transposed: bool) -> Callable[[jax.Array], jax.Array]:
@@ -194,8 +201,13 @@ def single_tile(plan: Plan, x: Operands) -> list[jax.Array]:
 def single_softmax(plan: Plan, logits: jax.Array, nan_rows: jax.Array, width: int) -> tuple[jax.Array, ...]:
     """(exp(logits − m), m, its sum, log_sum) of all logits at once, of queries and keys of this width."""
     m = logits.max(1) + nan_rows
-    top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
-    minus = below if width == 1 else jnp.subtract  # a sum of one product is a product
-    p = jnp.exp(minus(logits, top))
+    p = single_weights(plan, logits, m, width)
     total = jnp.maximum(p.sum(1), jnp.finfo(plan.dtype).tiny)
     return p, m, total, jnp.where(m == -jnp.inf, 0, jnp.log(total))
+
+
+def single_weights(plan: Plan, logits: jax.Array, m: jax.Array, width: int) -> jax.Array:
+    """exp(logits − m) of all logits at once."""
+    top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
+    minus = below if width == 1 else jnp.subtract  # a sum of one product is a product
+    return jnp.exp(minus(logits, top))

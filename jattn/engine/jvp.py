@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jattn._numerics import below, nan_if_nonfinite
 from jattn.engine import tile as tiles
 from jattn.engine.batching import ForFinite, Operand, times
-from jattn.engine.forward import Forward, before_keys, fits_one_tile, nan_rows_of, single_softmax, sums_of_products
+from jattn.engine.forward import Forward, before_keys, exact_logits, fits_one_tile, nan_rows_of, single_softmax
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
 from jattn.engine.tangent import Tangent, logits_and_tangents, per_query
@@ -89,7 +89,7 @@ def _single_tile(plan: Plan, x: Operands, x_dot: Operands) -> list[jax.Array]:
 def _fold(plan: Plan, x: Operands, x_dot: Operands) -> tuple[jax.Array, ...]:
     """(out, m, log_sum, A, L) of all query tiles, of operands that are finite."""
     visits = schedule(plan, x)
-    exact = sums_of_products(plan, x)
+    exact = exact_logits(plan, x)
     least = excluded(plan.dtype) if exact else -jnp.inf
 
     def first_state(i: Any) -> SoftmaxState:

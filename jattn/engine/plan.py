@@ -104,12 +104,15 @@ class Plan:
 def all_finite(plan: Plan, x: Operands) -> jax.Array:
     """Whether q, k and v hold no NaN and no infinity, and nothing that is made of them can overflow.
 
-    Asked once for a whole batch, whose operands may have leading axes.
+    Asked once for a whole batch, whose operands may have leading axes. The bound of a score, if it is known, is to be
+    small.
     """
     q, k, v, scale = (largest_size(a).astype(plan.dtype) for a in (x.q, x.k, x.v, x.scale))
     width, keys = (jnp.asarray(n, plan.dtype) for n in (x.q.shape[-1], plan.S))
     largest = jnp.stack([q * scale, q * scale * k * width, v * keys])
-    return (largest < jnp.finfo(plan.dtype).max / 16).all()  # no comparison with a NaN is true
+    finite = (largest < jnp.finfo(plan.dtype).max / 16).all()  # no comparison with a NaN is true
+    bound = None if plan.score is None else plan.score.largest(x.captured)
+    return finite if bound is None else finite & (largest_size(bound) <= tuning.LARGEST_SCORE)
 
 
 def pad(plan: Plan, x: Operands) -> Operands:

@@ -24,6 +24,9 @@ class ScalarScore:
 
         return over_pairs(score, tile, t, s)
 
+    def largest(self, captured: Any) -> None:
+        """What no result exceeds in magnitude: not known."""
+
 
 def over_pairs(f: Any, x: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
     """f of scalars, mapped over all axes of x; t and s are mapped where they have more than one entry."""
@@ -43,6 +46,10 @@ class TileScore:
 
     def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return jax.tree.unflatten(self.tree, captured)(tile, t, s).astype(tile.dtype)
+
+    def largest(self, captured: Any) -> Any:
+        """What no result exceeds in magnitude; None where nothing is known."""
+        return jax.tree.unflatten(self.tree, captured).largest
 
 
 def hoist_closure(score: ScoreModifier, dtype: Any) -> tuple[Any, tuple[jax.Array, ...]]:

@@ -28,9 +28,20 @@ BYTES_AT_ONCE = 2**20
 to heads first, and the zeros of the one product take longer than that."""
 
 
+LARGEST_SCORE = 2**16
+"""Up to this, their maximum is subtracted from logits that end in a product without a comparison (`_numerics.below`):
+where XLA makes one multiply-add of both, the largest misses its own maximum by 2⁻⁸ at most."""
+
+
 SINGLE_TILE_PAIRS = 2**16
 """Up to 256 × 256 pairs with nothing but scaled products are computed as one chain without loop or branch, of which XLA
 makes one kernel: over many heads twice as fast as in four."""
+
+
+KEPT_PAIRS = 2**12
+"""Up to 64 × 64 such pairs the backward pass computes its weights as the forward pass does, [queries, keys], so that
+XLA computes them once for both in a program that holds both. They are then kept between the two, and take no more
+memory than the queries of a head of width 64. The products are most of the time: six instead of seven."""
 
 
 WRITTEN_OUT_TILES = 4

@@ -20,6 +20,11 @@ class Score:
     looks_at_positions: bool = False
     """Whether the answer depends on either position."""
 
+    @property
+    def largest(self) -> Any:
+        """What no result exceeds in magnitude, of scores that are finite; None where nothing is known."""
+        return None
+
     def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         raise NotImplementedError
 
@@ -33,6 +38,10 @@ class SoftCap(Score):
     def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         cap = jnp.asarray(self.cap, score.dtype)
         return cap * jnp.tanh(score / cap)
+
+    @property
+    def largest(self) -> Any:
+        return self.cap
 
     def __repr__(self) -> str:
         return f"soft_cap({show(self.cap)})"

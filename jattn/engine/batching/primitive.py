@@ -52,9 +52,9 @@ class BatchedFunction:
 
     @property
     def read_in_place(self) -> frozenset[int]:
-        """The operands of which the function cuts what it needs (`slice_of`), where examples run one at a time.
+        """The operands of which the function cuts what it needs (`slice_of`).
 
-        It gets an `Example` then: taken out of a batch, each example would be copied whole.
+        Of a batch it gets an `Example`: taken out of the batch, each would be copied whole.
         """
         return frozenset()
 

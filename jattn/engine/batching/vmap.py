@@ -1,7 +1,7 @@
 """The batching rule: a function over the leading axis of its operands, a group of examples at a time."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
@@ -49,11 +49,39 @@ else:
 
 def slice_of(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
     """A part of an array or of an `Example`: that many rows from the starts on, along each axis."""
-    if isinstance(x, Example):
-        return slice_of(x.whole, (x.number, *starts), (1, *sizes))[0]
-    if tuple(sizes) == x.shape:
-        return x
-    return jax.lax.dynamic_slice(x, [jnp.asarray(start, jnp.int32) for start in starts], sizes)
+    starts = [jnp.asarray(start, jnp.int32) for start in starts]
+    if not isinstance(x, Example):
+        return x if tuple(sizes) == x.shape else jax.lax.dynamic_slice(x, starts, sizes)
+    numbers: list[jax.Array] = []
+    while isinstance(x, Example):
+        numbers.insert(0, x.number)
+        x = x.whole
+    return _part_of_examples((1,) * len(numbers), tuple(sizes))(x, numbers, starts).reshape(sizes)
+
+
+def _part_of_examples(counts: tuple[int, ...], sizes: tuple[int, ...]) -> Callable[..., jax.Array]:
+    """(array, the first example along each leading axis, starts) → the part that so many examples of each have.
+
+    Mapped over the numbers of a group, which follow each other, it stays one slice; JAX would make a gather of it.
+    """
+
+    def cut(x: jax.Array, numbers: list[jax.Array], starts: list[jax.Array]) -> jax.Array:
+        return jax.lax.dynamic_slice(x, (*numbers, *starts), (*counts, *sizes))
+
+    def of_group(
+        group: int, batched: Any, x: jax.Array, numbers: list[jax.Array], starts: list[jax.Array]
+    ) -> tuple[jax.Array, bool]:
+        if batched[0] or any(batched[2]) or sum(batched[1]) != 1:
+            axes = jax.tree.map(lambda b: 0 if b else None, list(batched))
+            return jax.vmap(cut, axes)(x, numbers, starts), True
+        axis = batched[1].index(True)
+        more = (*counts[:axis], group, *counts[axis + 1 :])
+        found = _part_of_examples(more, sizes)(x, [n[0] if n.ndim else n for n in numbers], starts)
+        return jnp.expand_dims(jnp.moveaxis(found, axis, 0), axis + 1), True
+
+    part = jax.custom_batching.custom_vmap(cut)
+    part.def_vmap(of_group)
+    return part
 
 
 def _type_of(x: Any) -> Any:
@@ -91,10 +119,10 @@ class Vmapped(BatchedFunction):
     @property
     def group(self) -> int:
         """How many examples run in one vmap."""
-        if self.platform == "cpu" and (self.fun.examples_diverge(self.mapped) or self._in_place):
+        if self.platform == "cpu" and self.fun.examples_diverge(self.mapped):
             return 1
         if self.fun.working_set_bytes is None:
-            return self.size
+            return 1 if self._in_place else self.size
         most = max(1, tuning.group_bytes(self.platform) // self.fun.working_set_bytes)
         if not isinstance(self.size, int):  # of a symbolic batch nobody knows whether a group would be full
             return 1
