@@ -104,14 +104,14 @@ def max_or_nan(x: jax.Array, axis: int | None = None, initial: float | None = No
     return jnp.where(jnp.isnan(x).any(axis), jnp.nan, jnp.max(x, axis, initial=initial))
 
 
-def largest_size(x: jax.Array) -> jax.Array:
-    """The largest magnitude, 0 of nothing; ∞ if a NaN or an infinity is among the numbers, or their sum overflows.
+def norm(x: jax.Array) -> jax.Array:
+    """√Σ x², which no magnitude exceeds; ∞ or NaN if a NaN or an infinity is among the numbers, or a square overflows.
 
     A maximum may miss a NaN (`max_or_nan`); a sum does not, and XLA's are as fast as reading, which a question for each
     number is not.
     """
-    total = jnp.sum(x, dtype=jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
-    return jnp.where(jnp.isfinite(total), jnp.max(jnp.abs(x), initial=0), jnp.inf)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.sqrt(jnp.sum(jnp.square(wide)))
 
 
 def finite_or_zero(top: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn._numerics import largest_size
+from jattn._numerics import norm
 from jattn.engine import tuning
 from jattn.masks import Mask
 
@@ -107,12 +107,11 @@ def all_finite(plan: Plan, x: Operands) -> jax.Array:
     Asked once for a whole batch, whose operands may have leading axes. The bound of a score, if it is known, is to be
     small.
     """
-    q, k, v, scale = (largest_size(a).astype(plan.dtype) for a in (x.q, x.k, x.v, x.scale))
-    width, keys = (jnp.asarray(n, plan.dtype) for n in (x.q.shape[-1], plan.S))
-    largest = jnp.stack([q * scale, q * scale * k * width, v * keys])
+    q, k, v, scale = (norm(a).astype(plan.dtype) for a in (x.q, x.k, x.v, x.scale))
+    largest = jnp.stack([q * scale, q * scale * k, v * jnp.asarray(plan.S, plan.dtype)])  # ⟨q, k⟩ ≤ ‖q‖ ‖k‖
     finite = (largest < jnp.finfo(plan.dtype).max / 16).all()  # no comparison with a NaN is true
     bound = None if plan.score is None else plan.score.largest(x.captured)
-    return finite if bound is None else finite & (largest_size(bound) <= tuning.LARGEST_SCORE)
+    return finite if bound is None else finite & (norm(bound) <= tuning.LARGEST_SCORE)
 
 
 def pad(plan: Plan, x: Operands) -> Operands:
