@@ -120,9 +120,9 @@ def test_finite_is_no_nan_no_infinity_and_no_product_that_overflows(rows):
     assert not finite(x._replace(scale=np.float32(np.nan)))
 
 
-@pytest.mark.parametrize(("cap", "small"), [(30.0, True), (1e30, False)])
+@pytest.mark.parametrize(("cap", "small"), [(30.0, True), (1e10, False)])
 def test_a_soft_cap_is_small_or_logits_are_compared_with_their_maximum(cap, small):
-    """Of a multiply-add that XLA makes of cap · tanh − max, 1e30 would miss its maximum by 1e22."""
+    """Of a multiply-add that XLA makes of cap · tanh − max, 1e10 would miss its maximum by hundreds."""
     q, k, v = (normal(600, D, seed=n, dtype=np.float32) for n in range(3))
     x = np.float32(cap / 3) * q, k, v
     assert bool(all_finite(*make_plan(Operands(*x), scores.soft_cap(np.float32(cap)), None))) == small
