@@ -110,7 +110,7 @@ def norm(x: jax.Array) -> jax.Array:
     A maximum may miss a NaN (`max_or_nan`); a sum does not, and XLA's are as fast as reading, which a question for each
     number is not.
     """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
     return jnp.sqrt(jnp.sum(jnp.square(wide)))
 
 

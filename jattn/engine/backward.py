@@ -20,8 +20,7 @@ from jattn._numerics import zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import Operand
-from jattn.engine.forward import fits_one_tile, single_weights
-from jattn.engine.plan import Operands, Plan, pad, select_active
+from jattn.engine.plan import Operands, Plan, fits_one_tile, pad, select_active
 from jattn.engine.schedule import schedule, sum_by_rows
 from jattn.engine.tangent import (
     DerivativePass,
@@ -81,7 +80,7 @@ def single_tile(plan: Plan, residuals: Residuals, active: Operands, dout: jax.Ar
     fields = active_fields(active, tile)
     products = tiles.products(tile.q, tile.k, tile.scale)
     logits = tiles.tile_logits(plan, tile, products, None, transposed=False)
-    p = single_weights(plan, logits, residuals.m, tile.q.shape[1]) * jnp.exp(-residuals.log_sum_padded)[:, None]
+    p = tiles.weights(plan, logits, residuals.m, tile.q.shape[1]) * jnp.exp(-residuals.log_sum_padded)[:, None]
     ds = p * (dout @ tile.v.T + g[:, None])
     dq = ds @ tile.k  # of the scaled query
     return Operands(

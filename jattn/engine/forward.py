@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import any_along, below, nan_if_nonfinite, zero_nonfinite_rows
+from jattn._numerics import any_along, nan_if_nonfinite, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite, Operand
-from jattn.engine.plan import Operands, Plan, pad
+from jattn.engine.plan import Operands, Plan, fits_one_tile, pad
 from jattn.engine.schedule import PlannedFunction, fold_rows, has_forms, schedule
 from jattn.engine.tangent import Tangent, transposed_dot
 from jattn.engine.tile import Tile
@@ -178,13 +178,6 @@ def nan_rows_of(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
     return lambda products, i, j: q[i] + k[j].sum()
 
 
-def fits_one_tile(plan: Plan, x: Operands) -> bool:
-    """One tile of few pairs, all of them allowed, and nothing but scaled products in the logits."""
-    others = x.mask, x.bias, x.sink, x.dropout, plan.score
-    one = plan.q_tiles == plan.k_tiles == 1 and plan.q_tile * plan.k_tile <= tuning.SINGLE_TILE_PAIRS
-    return one and all(other is None for other in others)
-
-
 def single_tile(plan: Plan, x: Operands) -> list[jax.Array]:
     """The same without a carry and without a choice, in what remains an unbroken chain of arithmetic.
 
@@ -201,13 +194,6 @@ def single_tile(plan: Plan, x: Operands) -> list[jax.Array]:
 def single_softmax(plan: Plan, logits: jax.Array, nan_rows: jax.Array, width: int) -> tuple[jax.Array, ...]:
     """(exp(logits − m), m, its sum, log_sum) of all logits at once, of queries and keys of this width."""
     m = logits.max(1) + nan_rows
-    p = single_weights(plan, logits, m, width)
+    p = tiles.weights(plan, logits, m, width)
     total = jnp.maximum(p.sum(1), jnp.finfo(plan.dtype).tiny)
     return p, m, total, jnp.where(m == -jnp.inf, 0, jnp.log(total))
-
-
-def single_weights(plan: Plan, logits: jax.Array, m: jax.Array, width: int) -> jax.Array:
-    """exp(logits − m) of all logits at once."""
-    top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
-    minus = below if width == 1 else jnp.subtract  # a sum of one product is a product
-    return jnp.exp(minus(logits, top))

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jattn._numerics import below, nan_if_nonfinite
 from jattn.engine import tile as tiles
 from jattn.engine.batching import ForFinite, Operand, times
-from jattn.engine.forward import Forward, before_keys, exact_logits, fits_one_tile, nan_rows_of, single_softmax
-from jattn.engine.plan import Operands, Plan, pad, select_active
+from jattn.engine.forward import Forward, before_keys, exact_logits, nan_rows_of, single_softmax
+from jattn.engine.plan import Operands, Plan, fits_one_tile, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
 from jattn.engine.tangent import Tangent, logits_and_tangents, per_query
 from jattn.engine.tile import Tile

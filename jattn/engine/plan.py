@@ -114,6 +114,13 @@ def all_finite(plan: Plan, x: Operands) -> jax.Array:
     return finite if bound is None else finite & (norm(bound) <= tuning.LARGEST_SCORE)
 
 
+def fits_one_tile(plan: Plan, x: Operands) -> bool:
+    """One tile of few pairs, all of them allowed, and nothing but scaled products in the logits."""
+    others = x.mask, x.bias, x.sink, x.dropout, plan.score
+    one = plan.q_tiles == plan.k_tiles == 1 and plan.q_tile * plan.k_tile <= tuning.SINGLE_TILE_PAIRS
+    return one and all(other is None for other in others)
+
+
 def pad(plan: Plan, x: Operands) -> Operands:
     """The operands with rows added until whole tiles cover them."""
     T, S = plan.q_rows, plan.k_rows

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import nonfinite_rows, zero_nonfinite_rows
+from jattn._numerics import below, nonfinite_rows, zero_nonfinite_rows
 from jattn.engine.batching import slice_of
 from jattn.engine.plan import ROLES, Operands, Plan
 from jattn.engine.tuning import DROPOUT_CELL
@@ -156,6 +156,13 @@ def logits_from_products(
     if nonfinite is not None:
         logits = jnp.where(nonfinite, jnp.nan, logits)
     return jnp.where(allowed, logits, excluded)
+
+
+def weights(plan: Plan, logits: jax.Array, m: jax.Array, width: int) -> jax.Array:
+    """exp(logits − m) of all logits of a query at once, which are sums of as many products as queries are wide."""
+    top = jnp.maximum(m, jnp.finfo(plan.dtype).min)[:, None]  # where all are −∞ their weights are 0, not NaN
+    minus = below if width == 1 else jnp.subtract  # a sum of one product is a product
+    return jnp.exp(minus(logits, top))
 
 
 def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.Array | None:
