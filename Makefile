@@ -7,7 +7,9 @@ PYTHON ?= python3
 VENV   := .venv
 SIZE   := 0.9 GB for the demos and 2.3 GB for the tests
 BIN    := $(VENV)/bin
-# Bytecode is written when something is imported, which is a part of what is installed.
+# Bytecode is written when something is imported, which is a part of what is installed. Without it a process takes two
+# seconds to import jax, and the tests start many.
+unexport PYTHONDONTWRITEBYTECODE
 PIP     = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile
 # The examples of the package, with every annotated type and shape checked on the way. Of folders beside tests/, pytest
@@ -18,6 +20,15 @@ BESIDE   = >$(VENV)/examples.log 2>&1 & examples=$$!; trap "kill $$examples" INT
 THEN     = tests=$$?; wait $$examples; examples=$$?; cat $(VENV)/examples.log; exit $$((tests + examples))
 DEMOS  := bank_river walk_near_river_bank attention_kata weighted_sum cat_ate_mouse learns_from_text any_training_loop \
           masks_and_scores every_derivative laplacian qk_clip learns_which_blocks bank_page
+# What the tests compile is kept for a week: their processes compile many programs alike, and so does the next run.
+PROGRAMS := $(CURDIR)/build/programs
+USE_THEM := test test-all core coverage shapes mistakes
+$(USE_THEM): export JAX_COMPILATION_CACHE_DIR = $(PROGRAMS)
+$(USE_THEM): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS = 0
+$(USE_THEM): old-programs
+.PHONY: old-programs
+old-programs:
+	@mkdir -p $(PROGRAMS) && find $(PROGRAMS) -type f -mtime +7 -delete
 # The Python of the lowest bounds, and the newest that runs: on the path, or one of pyenv's.
 LOWEST ?= $(shell command -v python3.11 || echo $(PYTHON))
 NIGHTLY := https://us-python.pkg.dev/ml-oss-artifacts-published/jax-public-nightly-artifacts-registry/simple/

@@ -20,8 +20,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 # Where an operation was written, which no test asks: a twentieth of the time.
 jax.config.update("jax_traceback_in_locations_limit", 0)
-# Nor is a key of each program made, to look it up on a disk.
-jax.config.update("jax_enable_compilation_cache", False)
+# Where no programs are kept (`make test` does), no key of each is made to look for it.
+jax.config.update("jax_enable_compilation_cache", jax.config.jax_compilation_cache_dir is not None)
 
 
 def pytest_addoption(parser):
