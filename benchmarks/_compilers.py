@@ -52,6 +52,10 @@ def least_effort() -> dict[str, Any]:
     return {"exec_time_optimization_effort": -1.0} if by_number else {"optimization_level": "O1"}
 
 
+NO_SPILLS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
+"""A program of a GPU is refused if ptxas reports that a kernel keeps in memory what its registers cannot hold."""
+
+
 def platform_of(device: str) -> str:
     return "cuda" if device == "H200" else "tpu"
 

@@ -192,7 +192,8 @@ and the number of collectives are those of `sharding.plan`; of the collective-pe
 have a loop of tiles, or a kernel, between their start and their end. The contiguous causal ring is compiled as the
 compiler does by itself, the others with its least effort: the TPU's then sends nothing while it computes."""
 OF_KERNELS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
-b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two."""
+b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two; none of a GPU
+spills registers."""
 OF_CUDNN = """With implementation='cudnn', T = 4,096, bfloat16: calls of cuDNN, which become kernels where they run, and
 loops beside them for operands that are not finite. A value and a jvp hold one call, a gradient two, with that of lse
 four."""

@@ -262,6 +262,7 @@ KERNELS = [
     kernel("full", lambda: {"mask": None}),
     kernel("causal()"),
     kernel("heads of 128, causal()", D=128),
+    kernel("heads of 128, dropout", lambda key: {"dropout_rate": 0.1, "dropout_key": key}, None, key_of_random, 128),
     many_heads("grouped, window and lengths", KV_HEADS,
                lambda n: {"local_window_size": (1023, 0), "key_value_seq_lengths": n, "implementation": "kernel"},
                None, lambda T: Shape((2,), INT)),

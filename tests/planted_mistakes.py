@@ -429,6 +429,8 @@ plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] > 0",
       "kernels_gpu.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
 plant("in a kernel of the GPU, the part of a tile that is passed over left as it was", GPU,
       "loop(end, jnp.int32(walk.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
+plant("in a kernel of the GPU, dk and dv in the tiles of dq", PASSES, "by_keys = pull if same else",
+      "by_keys = pull if True else", "kernels_gpu.py::test_each_kernel_has_tiles_that_its_registers_hold[32]")
 
 LIBRARY = "jattn/engine/kernels/cudnn.py"
 BESIDE = "cudnn.py::test_value_and_derivatives_are_those_of_the_definition"

@@ -13,7 +13,8 @@ from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance,
 
 import jattn
 from jattn import masks, scores
-from jattn.engine.kernels import support
+from jattn.engine import tuning
+from jattn.engine.kernels import gpu, support
 
 T, S, D, Dv = 100, 180, 16, 32
 TILE = (64, 64)
@@ -55,6 +56,24 @@ def test_dropout_is_drawn_as_jax_random_draws_it_beside_a_mask_and_a_score_over_
     of = jnp.asarray(IDS[1])
     mask = masks.where(lambda t, s: of[t] == of[s]) & masks.lengths(71, None)
     assert_as_defined((("c", "table"), mask, over_arrays, AT), T, S, D, Dv, TILE, dropout=True)
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("width", [32, 128])
+def test_each_kernel_has_tiles_that_its_registers_hold(width, interpreted, monkeypatch):
+    """Those of dk and dv are smaller, and of other derivatives with wide heads; what they compute is the same."""
+    tiles, run = {}, gpu.run
+
+    def spied(kernel, **how):
+        tiles[kernel.name] = kernel.call.plan.q_tile, kernel.call.plan.k_tile
+        return run(kernel, **how)
+
+    monkeypatch.setattr(gpu, "run", spied)
+    of = jnp.asarray(IDS[1])
+    mask = masks.where(lambda t, s: of[t] == of[s]) & masks.lengths(71, None)
+    assert_as_defined((("c", "table"), mask, over_arrays, AT), T, S, D, width, None)
+    assert tiles == {name: both[width > 64] for name, both in tuning.GPU_TILES.items()}
+    assert np.prod(tiles["jattn_backward_kv"]) < np.prod(tiles["jattn_forward"])
 
 
 @pytest.mark.structure

@@ -85,6 +85,19 @@ def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
     assert compilers.kernels(f"{TEXT}  %a = f32[] custom-call(%b), {compilers.KERNELS[0]}\n" * 2) == 2
 
 
+def test_a_kernel_of_a_gpu_is_refused_where_it_spills(monkeypatch):
+    given = []
+
+    def compile_for(platform, f, *args, options=None):
+        given.append(options)
+        return compilers.Compiled(0.0, 0, False, TEXT, 0)
+
+    monkeypatch.setattr(compilers, "compile_for", compile_for)
+    for section, device in (("kernels", "H200"), ("kernels", "TPU v5e"), ("ways", "H200")):
+        what_compiles.facts({"section": section, "device": device, "fast": False}, None)
+    assert given == [compilers.NO_SPILLS, {}, {}]
+
+
 def test_cudnn_is_asked_for_each_way_and_counted():
     quick, whole = (
         [job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, x) if job["section"] == "cudnn"]

@@ -5,6 +5,7 @@ how these machines work, and not measured.
 """
 
 import math
+from types import MappingProxyType
 
 import jax
 
@@ -104,11 +105,21 @@ KERNEL_SCHEDULE_BYTES = 2**18
 """Bytes of the schedule of a kernel: it lies in the memory of scalars, of which a core has 1 MiB."""
 
 
-GPU_TILE = (64, 32)
-"""Queries and keys of a tile in a kernel of the GPU. Logits, weights and the sums that a fold carries lie in registers,
-of which a thread has 255. With this tile, 8 warps and heads of width 64 no kernel of a causal mask spills to memory,
-and of width 128 neither the forward pass nor that of dq does (read off ptxas, for an H200); 64 × 64 spills. Not
+GPU_TILES = MappingProxyType(
+    {
+        "jattn_forward": ((64, 32), (64, 32)),
+        "jattn_tangent": ((64, 32), (64, 16)),
+        "jattn_backward_q": ((64, 32), (64, 16)),
+        "jattn_backward_kv": ((32, 32), (32, 16)),
+    }
+)
+"""Queries and keys of a tile in each kernel of the GPU, with heads of up to 64 and with wider ones. Logits, weights,
+what is as wide as the heads and the sums that a fold carries lie in registers, of which a thread has 255. With these
+tiles and 8 warps no kernel spills to memory, with heads of 64 or 128 (`make compile` asks ptxas, for an H200). Not
 measured."""
+
+GPU_WIDE_DROPOUT_TILE = (32, 16)
+"""That of all kernels where heads are wider than 64 and dropout draws for each pair, in registers too."""
 
 GPU_WARPS = 8
 """Warps of a program there, 32 threads each: with 4 the same tile spills at width 128."""
@@ -116,13 +127,13 @@ GPU_WARPS = 8
 GPU_STAGES = 2
 """Tiles whose loads are under way at a time there: one, while another is worked on."""
 
-GPU_TILES = (16, 32, 64, 128)
+GPU_TILE_SIZES = (16, 32, 64, 128)
 """Tiles that a caller may choose there: Triton takes powers of two, and a product of matrices has 16 rows at least."""
 
 GPU_WIDTHS = (16, 32, 64, 128)
 """Widths of heads there: likewise, and of wider ones the sums do not fit into registers."""
 
-GPU_SCHEDULE_BYTES = 2**24
+GPU_SCHEDULE_BYTES = 2**26
 """Bytes of the list of tiles to visit, in global memory: little beside the operands of a call that has so many."""
 
 
@@ -139,11 +150,17 @@ KERNEL_BLOCKS = 2**16
 vector memory, and a tile that is masked costs products as wide as the table."""
 
 
-def kernel_tile_sizes(T: int, S: int, platform: str, *, draws: bool) -> tuple[int, int]:
-    """How many queries and how many keys make a tile of a kernel, which may draw what dropout keeps: as few tiles as
-    `KERNEL_TILE` allows, evenly."""
+def kernel_tile_sizes(T: int, S: int, platform: str, *, kernel: str, width: int, draws: bool) -> tuple[int, int]:
+    """How many queries and how many keys make a tile of a kernel: as few tiles as `KERNEL_TILE` allows, evenly.
+
+    Args:
+      kernel: its name.
+      width: of the widest of q, k and v.
+      draws: whether it draws what dropout keeps.
+    """
     if platform == "gpu":
-        return GPU_TILE
+        wide = width > 64
+        return GPU_WIDE_DROPOUT_TILE if wide and draws else GPU_TILES[kernel][wide]
     most = KERNEL_DROPOUT_TILE if draws else KERNEL_TILE
     q, k = (LANES * math.ceil(n / math.ceil(n / most) / LANES) for n in (T, S))
     return q, k

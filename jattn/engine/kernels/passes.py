@@ -30,26 +30,32 @@ Run = Callable[[Kernel], list[jax.Array]]
 Carry = Sequence[jax.Array]
 
 
-def kernel_plan(plan: Plan, x: Operands) -> Plan:
+FORWARD, TANGENT, BACKWARD_Q, BACKWARD_KV = "jattn_forward", "jattn_tangent", "jattn_backward_q", "jattn_backward_kv"
+"""The names of the kernels, by which a profile shows them."""
+
+
+def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
     """The plan with the tiles of a kernel for some operands, and a score modifier that it can compute."""
     q_tile, k_tile = plan.q_tile, plan.k_tile
     if not plan.tile_given:
-        q_tile, k_tile = tuning.kernel_tile_sizes(plan.T, plan.S, plan.platform, draws=x.dropout is not None)
+        width, draws = max(x.q.shape[-1], x.v.shape[-1]), x.dropout is not None
+        q_tile, k_tile = tuning.kernel_tile_sizes(
+            plan.T, plan.S, plan.platform, kernel=kernel, width=width, draws=draws
+        )
     score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
     return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
 
 
-def call_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand]) -> Call:
-    """The operands of a pass, planned for its kernels."""
-    x: Operands = jax.tree.unflatten(fun.tree, xs[: fun.tree.num_leaves])
-    plan = kernel_plan(fun.plan, x)
+def plan_of(fun: PlannedFunction, xs: Sequence[Operand], kernel: str) -> Plan:
+    """The plan of a pass for one of its kernels."""
+    plan = kernel_plan(fun.plan, jax.tree.unflatten(fun.tree, xs[: fun.tree.num_leaves]), kernel)
     assert (plan.score is None) == (fun.plan.score is None), "a score modifier that no kernel takes was refused before"
-    return Call(plan, fun.tree, levels, xs)
+    return plan
 
 
 def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out, m, log_sum) of all heads."""
-    call = call_of(fun, levels, xs)
+    call = Call(plan_of(fun, xs, FORWARD), fun.tree, levels, xs)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
 
     def start(x: Operands) -> Carry:
@@ -71,7 +77,7 @@ def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
     outputs = [Output((T, Dv), "qd", plan.dtype), row, row]
     walk = Walk(plan, call.sizes, call.every, keys_outer=False)
     shapes = [(1, nq), (1, nq), (Dv, nq)]
-    out, m, log_sum = run(Kernel("jattn_forward", call, walk, call.x, outputs, shapes, start, visit, finish))
+    out, m, log_sum = run(Kernel(FORWARD, call, walk, call.x, outputs, shapes, start, visit, finish))
     ys = out[:, : plan.T], m[:, 0, : plan.T], log_sum[:, 0, : plan.T]
     return [call.gather(y, call.every, own) for y, own in zip(ys, levels.outputs, strict=True)]
 
@@ -123,7 +129,7 @@ def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: An
 
 def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out_dot, lse_dot) of all heads."""
-    call = call_of(fun, levels, xs)
+    call = Call(plan_of(fun, xs, TANGENT), fun.tree, levels, xs)
     plan, saved = call.plan, Saved.of(call)
     raw_dot = select_active(fun.tree, fun.argnums, call.more[3:])
     # The tangent of the sink is a matter of whole rows.
@@ -140,9 +146,7 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
     walk = Walk(plan, call.sizes, call.every, keys_outer=False)
     shapes = [(Dv, nq), (1, nq)]
     start = zeros(shapes, plan.dtype)
-    kernel = Kernel(
-        "jattn_tangent", call, walk, operands, outputs, shapes, start, visit, lambda carry: (carry[0].T, carry[1])
-    )
+    kernel = Kernel(TANGENT, call, walk, operands, outputs, shapes, start, visit, lambda carry: (carry[0].T, carry[1]))
     a, lse_dot = run(kernel)
     a = a[:, : plan.T].reshape(*call.sizes, plan.T, Dv)
     lse_dot = lse_dot[:, 0, : plan.T].reshape(*call.sizes, plan.T)
@@ -156,14 +160,8 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
 
 def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
-    call = call_of(fun, levels, xs)
-    plan, saved = call.plan, Saved.of(call)
-    dout, dlse = call.more[3:]
-    attended = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
-    g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(attended * saved.out, -1), 0)
-    live = live_rows(saved.nonempty, saved.out, searched=call.raw.mask is not None)
-    operands = call.x, saved.rows, call.lay(dout, "qd"), call.row(g), call.row(live.astype(plan.dtype))
-    pull = Pullback(call, operands, run)
+    call = Call(plan_of(fun, xs, BACKWARD_Q), fun.tree, levels, xs)
+    pull = Pullback.of(call, run)
     # Each active operand by its number, so that every cotangent finds its place.
     given = select_active(fun.tree, fun.argnums, fun.argnums)
     active = given._replace(captured=numbered_values(call, given.captured, fun.tree.num_leaves))
@@ -172,7 +170,10 @@ def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list
     if jax.tree.leaves(of_queries):
         found |= pull.to_queries(of_queries)
     if jax.tree.leaves(of_keys):
-        found |= pull.to_keys(of_keys)
+        plan = plan_of(fun, xs, BACKWARD_KV)
+        same = (plan.q_tile, plan.k_tile) == (call.plan.q_tile, call.plan.k_tile)
+        by_keys = pull if same else Pullback.of(Call(plan, fun.tree, levels, xs), run)
+        found |= by_keys.to_keys(of_keys)
     if active.captured != given.captured:
         pairs = zip(active.captured, call.x.captured, strict=True)
         of_values = [call.gather(*found[i], leaf.own) for i, leaf in pairs if i is not None]
@@ -180,7 +181,7 @@ def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list
         for (n, i), y in zip(captured.items(), call.pull_values([*captured], of_values), strict=True):
             found[i] = y, call.raw.captured[n].own
     if active.sink is not None:
-        dsink = (saved.sink_weight(call) * g).reshape(-1, plan.T)
+        dsink = (pull.saved.sink_weight(call) * pull.g).reshape(-1, call.plan.T)
         found[active.sink] = dsink if call.raw.sink.array.ndim == 2 else dsink.sum(-1), call.every
     out = [call.gather(*found[i], levels.operands[i]) for i in fun.argnums]
     return [y.reshape(xs[i].shape).astype(xs[i].dtype) for i, y in zip(fun.argnums, out, strict=True)]
@@ -201,8 +202,20 @@ class Pullback:
     or 0 whether dout goes on."""
 
     call: Call
+    saved: Saved
+    g: jax.Array
     operands: tuple[Operands, tuple[Leaf, Leaf], Leaf, Leaf, Leaf]
     run: Run
+
+    @classmethod
+    def of(cls, call: Call, run: Run) -> "Pullback":
+        saved = Saved.of(call)
+        dout, dlse = call.more[3:]
+        attended = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
+        g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(attended * saved.out, -1), 0)
+        live = live_rows(saved.nonempty, saved.out, searched=call.raw.mask is not None)
+        rows = call.lay(dout, "qd"), call.row(g), call.row(live.astype(call.plan.dtype))
+        return cls(call, saved, g, (call.x, saved.rows, *rows), run)
 
     def tile(self, operands: Any, i: Any, j: Any, masked: bool, active: Operands) -> Operands:
         """The parts of the cotangents of the active operands that one tile has.
@@ -255,7 +268,7 @@ class Pullback:
         walk = Walk(plan, call.sizes, every, keys_outer=False)
         shapes = [(D, nq), *((n, nq) for n in entries)]
         kernel = Kernel(
-            "jattn_backward_q",
+            BACKWARD_Q,
             call,
             walk,
             self.operands,
@@ -303,9 +316,7 @@ class Pullback:
         walk = Walk(plan, call.sizes, kept, keys_outer=True)
         shapes = [(plan.k_tile, D) for D in widths]
         start = zeros(shapes, plan.dtype)
-        kernel = Kernel(
-            "jattn_backward_kv", call, walk, self.operands, outputs, shapes, start, visit, lambda carry: carry
-        )
+        kernel = Kernel(BACKWARD_KV, call, walk, self.operands, outputs, shapes, start, visit, lambda carry: carry)
         return {
             i: (y[:, : plan.S, 0] if leaf.role == "k" else y[:, : plan.S], kept)
             for (i, leaf), y in zip(pairs, self.run(kernel), strict=True)

@@ -120,7 +120,7 @@ def of_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 
 def schedule_bytes(plan: Plan, x: Operands, levels: BatchLevels, itemsize: int) -> tuple[int, str]:
     """Bytes of one number for each tile of the mask, and how many tiles these are, in words."""
-    plan = passes.kernel_plan(plan, x)
+    plan = passes.kernel_plan(plan, x, passes.BACKWARD_KV)  # none has smaller tiles
     heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
     return itemsize * heads * plan.q_tiles * plan.k_tiles, f"{heads} × {plan.q_tiles} × {plan.k_tiles} tiles"
 
@@ -137,7 +137,7 @@ def of_tpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 
 
 def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
-    if plan.tile_given and not {plan.q_tile, plan.k_tile} <= set(tuning.GPU_TILES):
+    if plan.tile_given and not {plan.q_tile, plan.k_tile} <= set(tuning.GPU_TILE_SIZES):
         return f"tile=({plan.q_tile}, {plan.k_tile}) is not of powers of two from 16 to 128"
     for width in (x.q.shape[1], x.v.shape[1]):
         if width not in tuning.GPU_WIDTHS:
