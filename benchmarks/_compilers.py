@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -137,6 +138,21 @@ def described(device: str) -> AbstractContextManager[Any]:
     return sharding.use_abstract_mesh(mesh)
 
 
+PRODUCT = 512
+"""Multiply-adds of a thread in the text of a kernel, below which there is no product of matrices among them: that of
+the smallest tile is 2¹⁶ of them on 256 threads, and stands in each of two loops."""
+_TENSOR_CORES = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\b")
+
+
+def on_tensor_cores(ptx: str) -> dict[str, bool]:
+    """Of each kernel of attention in the assembly of a GPU, whether its products are all made on tensor cores."""
+    found = {}
+    for text in ptx.split(".entry ")[1:]:
+        if (name := text.partition("(")[0]).startswith("jattn"):
+            found[name] = bool(_TENSOR_CORES.search(text)) and text.count("fma.rn.f32") < PRODUCT
+    return found
+
+
 class Compiled(NamedTuple):
     """What a compiler said of one program."""
 
@@ -147,14 +163,21 @@ class Compiled(NamedTuple):
     text: str
     program: int
     """Bytes of the program itself, constants included."""
+    ptx: str
+    """The assembly of a program of a GPU, where it is asked for."""
 
 
-def compile_for(platform: str, f: Callable[..., Any], *args: Any, options: Any = None, **jit: Any) -> Compiled:
-    """Traces, lowers and compiles f for arguments that lie on described devices."""
+def compile_for(
+    platform: str, f: Callable[..., Any], *args: Any, options: Any = None, ptx: bool = False, **jit: Any
+) -> Compiled:
+    """Traces, lowers and compiles f for arguments that lie on described devices; `ptx` asks for the assembly too."""
     import jax
 
     start = time.perf_counter()
-    compiled = jax.jit(f, **jit).trace(*args).lower(lowering_platforms=(platform,)).compile(options)
+    lowered = jax.jit(f, **jit).trace(*args).lower(lowering_platforms=(platform,))
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile((options or {}) | ({"xla_dump_to": folder} if ptx else {}))
+        assembly = "".join(path.read_text() for path in sorted(Path(folder).glob("*.ptx")))
     text, memory = compiled.as_text(), compiled.memory_analysis()
     return Compiled(
         time.perf_counter() - start,
@@ -162,6 +185,7 @@ def compile_for(platform: str, f: Callable[..., Any], *args: Any, options: Any =
         "f64[" in text,
         text,
         memory.generated_code_size_in_bytes,
+        assembly,
     )
 
 

@@ -37,6 +37,9 @@ class Verdict:
             if row["kernels"] != held(row):
                 said = f"holds {row['kernels']} kernels, and not {held(row)}"
                 self.findings.append(f"{title(row)}: {said}")
+            if row.get("on_tensor_cores", held(row)) != held(row):
+                said = f"{row['on_tensor_cores']} kernels make every product on tensor cores, and not {held(row)}"
+                self.findings.append(f"{title(row)}: {said}")
         controls, fits = ([f for f in self.lengths if (f["way"] == CONTROL) is one] for one in (True, False))
         for fit in controls:
             if fit["exponent"] < CONTROL_EXPONENT:
@@ -193,7 +196,7 @@ have a loop of tiles, or a kernel, between their start and their end. The contig
 compiler does by itself, the others with its least effort: the TPU's then sends nothing while it computes."""
 OF_KERNELS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
 b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two; none of a GPU
-spills registers."""
+spills registers, and each makes its products of matrices on tensor cores alone, says the assembly."""
 OF_CUDNN = """With implementation='cudnn', T = 4,096, bfloat16: calls of cuDNN, which become kernels where they run, and
 loops beside them for operands that are not finite. A value and a jvp hold one call, a gradient two, with that of lse
 four."""

@@ -5,11 +5,11 @@
 
 The compilers of both vendors run on a machine that has no device of theirs. Each public way to attend (`_ways.py`) and
 its derivatives are compiled at T = 4,096; where `implementation='kernel'` asks for kernels, a value must hold one, a
-gradient three and a jvp two, none of which may spill registers of a GPU, and where 'cudnn' is asked for, one, two and
-one call of it; the temporaries of chosen ones at T = 4,096, 16,384 and 65,536 give the exponent of T, beside jax.nn as
-the control; and the schemes of `jattn.sharding` are compiled for up to 512 devices (`_many_devices.py`), their
-collectives and bytes compared with `sharding.plan`. No program may hold a float64. What fails must be in `_refused.py`,
-with its reason, and what is there must fail.
+gradient three and a jvp two, none of which may spill registers of a GPU or make a product of matrices beside its tensor
+cores, and where 'cudnn' is asked for, one, two and one call of it; the temporaries of chosen ones at T = 4,096, 16,384
+and 65,536 give the exponent of T, beside jax.nn as the control; and the schemes of `jattn.sharding` are compiled for up
+to 512 devices (`_many_devices.py`), their collectives and bytes compared with `sharding.plan`. No program may hold a
+float64. What fails must be in `_refused.py`, with its reason, and what is there must fail.
 
 Programs whose exponent is asked for, and the causal ring, are compiled as the compiler does by itself, all others with
 its least effort for speed and memory, which takes a third of the time.
@@ -91,12 +91,17 @@ def compile_devices(job: Job) -> dict[str, Any]:
 
 def facts(job: Job, f: Callable[..., Any], *args: Any, **how: Any) -> tuple[dict[str, Any], str]:
     options = compilers.least_effort() if job["fast"] else {}
-    if job["section"] == "kernels" and compilers.platform_of(job["device"]) == "cuda":
+    gpu_kernels = job["section"] == "kernels" and compilers.platform_of(job["device"]) == "cuda"
+    if gpu_kernels:
         options |= compilers.NO_SPILLS
+        how["ptx"] = True
     compiled = compilers.compile_for(compilers.platform_of(job["device"]), f, *args, options=options, **how)
     said = compiled._asdict()
     found = {name: said[name] for name in ("seconds", "temporaries", "program", "float64")}
-    return found | {"kernels": compilers.kernels(compiled.text)}, compiled.text
+    found["kernels"] = compilers.kernels(compiled.text)
+    if gpu_kernels:
+        found["on_tensor_cores"] = sum(compilers.on_tensor_cores(compiled.ptx).values())
+    return found, compiled.text
 
 
 # The process that starts them.

@@ -88,14 +88,36 @@ def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
 def test_a_kernel_of_a_gpu_is_refused_where_it_spills(monkeypatch):
     given = []
 
-    def compile_for(platform, f, *args, options=None):
-        given.append(options)
-        return compilers.Compiled(0.0, 0, False, TEXT, 0)
+    def compile_for(platform, f, *args, options=None, ptx=False):
+        given.append((options, ptx))
+        return compilers.Compiled(0.0, 0, False, TEXT, 0, PTX if ptx else "")
 
     monkeypatch.setattr(compilers, "compile_for", compile_for)
-    for section, device in (("kernels", "H200"), ("kernels", "TPU v5e"), ("ways", "H200")):
-        what_compiles.facts({"section": section, "device": device, "fast": False}, None)
-    assert given == [compilers.NO_SPILLS, {}, {}]
+    jobs = [("kernels", "H200"), ("kernels", "TPU v5e"), ("ways", "H200")]
+    found = [what_compiles.facts({"section": x, "device": y, "fast": False}, None)[0] for x, y in jobs]
+    assert given == [(compilers.NO_SPILLS, True), ({}, False), ({}, False)]
+    assert [x.get("on_tensor_cores") for x in found] == [1, None, None]
+
+
+PTX = """\
+.visible .entry jattn_forward(.param .u64 .ptr) {
+  wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 {%r1}, %rd1, %rd2;
+  fma.rn.f32 %r2, %r3, %r4, %r5;
+}
+.visible .entry loop_add_fusion(.param .u64 .ptr) {
+  fma.rn.f32 %r2, %r3, %r4, %r5;
+}
+"""
+
+
+def test_a_product_beside_the_tensor_cores_is_seen_in_the_assembly():
+    assert compilers.on_tensor_cores(PTX) == {"jattn_forward": True}
+    some = PTX.replace(
+        "  fma.rn.f32 %r2", "  fma.rn.f32 %r2, %r3, %r4, %r5;\n" * compilers.PRODUCT + "  fma.rn.f32 %r2"
+    )
+    assert compilers.on_tensor_cores(some) == {"jattn_forward": False}
+    none = PTX.replace("wgmma.mma_async.sync", "wgmma.fence.sync")
+    assert compilers.on_tensor_cores(none) == {"jattn_forward": False}
 
 
 def test_cudnn_is_asked_for_each_way_and_counted():
@@ -194,6 +216,7 @@ def of_devices(n, **of):
         ([row(refused="RuntimeError: no")], "is refused by the compiler: RuntimeError: no"),
         ([row(float64=True)], "holds a float64"),
         ([row(section="kernels", derivative="gradient", kernels=0)], "holds 0 kernels, and not 3"),
+        ([row(section="kernels", kernels=1, on_tensor_cores=0)], "0 kernels make every product on tensor cores"),
         ([row(section="lengths", T=T, temporaries=T**2) for T in LENGTHS], r"not linear in T: T\^2\.00"),
         ([row(section="lengths", T=T, temporaries=T * T // 8) for T in LENGTHS], r"not linear in T: T\^2\.00"),
         ([row(section="lengths", way="jax.nn", T=T, temporaries=T) for T in (4096, 16384)], "the control is linear"),
