@@ -14,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded: every wei
 
 T, E, HEADS = 19, 32, 4
 TINY = {"vocab_size": 29, "hidden_size": E, "intermediate_size": 16, "num_hidden_layers": 2,
-        "num_attention_heads": HEADS, "max_position_embeddings": 64, "use_cache": False, "pad_token_id": 0}  # fmt: skip
+        "num_attention_heads": HEADS, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
 GROUPED = TINY | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5}
 ALTERNATING = GROUPED | {"layer_types": ["sliding_attention", "full_attention"]}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -71,7 +71,7 @@ def layers(model_name: str, seed: int = 0) -> Iterator[Layer]:
     transformers.logging.set_verbosity_error()
     kind, options = CONFIGS[model_name]
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{kind}Config")(**options, attn_implementation="eager")
+    config = getattr(transformers, f"{kind}Config")(**options, attn_implementation="eager", use_cache=False)
     model = getattr(transformers, f"{kind}Model")(config).eval()
     with torch.no_grad():  # away from the values at which training begins: a weight of 0.02 would hide a slip
         for name, p in model.named_parameters():
@@ -102,10 +102,10 @@ def layers(model_name: str, seed: int = 0) -> Iterator[Layer]:
 
 
 def _alone(module: Any, kwargs: dict) -> Callable[[Any], Any]:
-    """The layer as a function of its input, what else its model gave it held; without caches and residual streams."""
+    """The layer as a function of its input, what else its model gave it held; without residual streams."""
     import torch
 
-    held = {name: x for name, x in kwargs.items() if name not in ("hidden_states", "past_key_values", "layer_past")}
+    held = {name: x for name, x in kwargs.items() if name != "hidden_states"}
     match type(module).__name__:
         case "BloomAttention":
             return lambda x: module(x[None], **held | {"residual": torch.zeros_like(x[None])})[0][0]
