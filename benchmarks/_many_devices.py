@@ -21,13 +21,17 @@ TOGETHER = 2
 """Of ring × all-to-all, how many devices exchange heads."""
 
 
-def heads_of(scheme: str) -> int:
-    """As many for every number of devices, so that what one holds is the same; all_to_all needs one a device."""
-    return 64 if scheme == "all_to_all" else 8
+MOST_DEVICES = {"TPU v5p": 512}
+"""Of each kind; of the others 64."""
 
 
-def shapes_of(scheme: str, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    H = heads_of(scheme)
+def heads_of(scheme: str, kind: str) -> int:
+    """As many for every number of devices of a kind, so that each holds the same; all_to_all needs one for each."""
+    return MOST_DEVICES.get(kind, 64) if scheme == "all_to_all" else 8
+
+
+def shapes_of(scheme: str, kind: str, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    H = heads_of(scheme, kind)
     return (1, DECODED if scheme == "tree" else ROWS * n, H, D), (1, ROWS * n, H, D)
 
 
@@ -53,7 +57,9 @@ def in_a_ring(devices: list[Any]) -> list[Any]:
     return [places[tuple(place)] for place in around(np.max(list(places), axis=0) + 1)]
 
 
-def program(scheme: str, devices: list[Any], mask: str, layout: str, derivative: str) -> tuple[Any, list[Any], Any]:
+def program(
+    scheme: str, kind: str, devices: list[Any], mask: str, layout: str, derivative: str
+) -> tuple[Any, list[Any], Any]:
     """The function, its arguments on the devices, and the shardings of its results."""
     n, both = len(devices), scheme == "ring_all_to_all"
     axes = ("ring", "heads") if both else ("seq",)
@@ -61,7 +67,7 @@ def program(scheme: str, devices: list[Any], mask: str, layout: str, derivative:
     mesh = Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
     spec = P(None, axes if both else axes[0])
     whole, pieces = NamedSharding(mesh, P()), NamedSharding(mesh, spec)
-    of_q, of_k = shapes_of(scheme, n)
+    of_q, of_k = shapes_of(scheme, kind, n)
     order = np.arange(of_k[1], dtype=np.int32)
     order = sharding.zigzag(order, n) if layout == "zigzag" else order
     of_queries = whole if scheme == "tree" else pieces
@@ -80,9 +86,9 @@ def program(scheme: str, devices: list[Any], mask: str, layout: str, derivative:
     return both_of, [q, k, k], (whole, (of_queries, pieces, pieces))
 
 
-def planned(scheme: str, n: int, mask: str, layout: str, derivative: str) -> tuple[dict[str, int], int]:
+def planned(scheme: str, kind: str, n: int, mask: str, layout: str, derivative: str) -> tuple[dict[str, int], int]:
     """The arrays of each collective, and the bytes that one device sends, as `plan` says."""
-    (_, T, H, _), (_, S, K, _) = shapes_of(scheme, n)
+    (_, T, H, _), (_, S, K, _) = shapes_of(scheme, kind, n)
     name = {"ring": f"ring, {layout}", "ring_all_to_all": f"ring_all_to_all, {n // TOGETHER} × {TOGETHER}"}
     costs = sharding.plan(
         T, S, heads=H, kv_heads=K, head_dim=D, dtype=jnp.bfloat16, devices=n, flops_per_second=1.0, bandwidth=1.0,
@@ -94,9 +100,11 @@ def planned(scheme: str, n: int, mask: str, layout: str, derivative: str) -> tup
     return {kind: c for kind, c in kinds.items() if c}, cost.sent + (0 if value else cost.gradient_sent)
 
 
-def compared(found: Collectives, scheme: str, n: int, mask: str, layout: str, derivative: str) -> dict[str, Any]:
+def compared(
+    found: Collectives, scheme: str, kind: str, n: int, mask: str, layout: str, derivative: str
+) -> dict[str, Any]:
     """What was found in the text beside the plan."""
-    kinds, sent = planned(scheme, n, mask, layout, derivative)
+    kinds, sent = planned(scheme, kind, n, mask, layout, derivative)
     return {
         "collectives": {kind: x.arrays for kind, x in found.kinds.items()},
         "planned_collectives": kinds,

@@ -100,9 +100,8 @@ def of_devices(everything: bool) -> Iterator[Job]:
         chosen += [(*x, "H200", n, "gradient") for x in (RINGS[1], *OTHERS) for n in (8, 64)]
         chosen += [(*RINGS[3], "TPU v5p", 512, "value"), (*OTHERS[2], "TPU v5p", 512, "gradient")]
     for scheme, mask, layout, device, n, derivative in chosen:
-        if scheme != "all_to_all" or n <= 64:  # which has 64 heads, one for each device
-            yield {"section": "devices", "device": device, "way": scheme, "mask": mask, "layout": layout, "devices": n,
-                   "derivative": derivative}  # fmt: skip
+        yield {"section": "devices", "device": device, "way": scheme, "mask": mask, "layout": layout, "devices": n,
+               "derivative": derivative}  # fmt: skip
 
 
 def chosen(

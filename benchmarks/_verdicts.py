@@ -189,11 +189,12 @@ nothing in this table was executed, timed or compared with a reference."""
 OF_LENGTHS = """MiB of temporaries that the compiler reserves, float32, one head of 64 (grouped: 2 × 4 heads), and the
 fitted exponent of T; less than one bit a pair counts as linear, since a TPU holds what is short in its own memory.
 jax.nn, whose memory is that of a dense matrix, is the control."""
-OF_DEVICES = """1,024 tokens on each device, width 128, bfloat16; 8 heads, for all_to_all 64. MiB of temporaries of one
-device, and how many times those of the fewest devices of the kind; the bytes that one device sends, and whether they
-and the number of collectives are those of `sharding.plan`; of the collective-permutes in the compiled text, how many
-have a loop of tiles, or a kernel, between their start and their end. The contiguous causal ring is compiled as the
-compiler does by itself, the others with its least effort: the TPU's then sends nothing while it computes."""
+OF_DEVICES = """1,024 tokens on each device, width 128, bfloat16; 8 heads, for all_to_all 64, and 512 on a v5p. MiB of
+temporaries of one device, and how many times those of the fewest devices of the kind; the bytes that one device sends,
+and whether they and the number of collectives are those of `sharding.plan`; of the collective-permutes in the compiled
+text, how many have a loop of tiles, or a kernel, between their start and their end. The contiguous causal ring is
+compiled as the compiler does by itself, the others with its least effort: the TPU's then sends nothing while it
+computes."""
 OF_KERNELS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
 b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two; none of a GPU
 spills registers, and each makes its products of matrices on tensor cores alone, says the assembly."""

@@ -84,9 +84,10 @@ def compile_devices(job: Job) -> dict[str, Any]:
 
     devices = compilers.devices(job["device"], job["devices"])
     which = job["mask"], job["layout"], job["derivative"]
-    f, args, out = _many_devices.program(job["way"], devices, *which)
+    f, args, out = _many_devices.program(job["way"], job["device"], devices, *which)
     found, text = facts(job, f, *args, out_shardings=out)
-    return found | _many_devices.compared(compilers.collectives(text), job["way"], job["devices"], *which)
+    sent = compilers.collectives(text)
+    return found | _many_devices.compared(sent, job["way"], job["device"], job["devices"], *which)
 
 
 def facts(job: Job, f: Callable[..., Any], *args: Any, **how: Any) -> tuple[dict[str, Any], str]:

@@ -293,7 +293,7 @@ def test_versions_are_those_that_jax_pins():
 def test_many_devices_are_planned_by_the_same_names():
     for scheme in _many_devices.SCHEMES:
         for derivative in ("value", "gradient"):
-            kinds, sent = _many_devices.planned(scheme, 64, "causal", "contiguous", derivative)
+            kinds, sent = _many_devices.planned(scheme, "TPU v5e", 64, "causal", "contiguous", derivative)
             assert kinds
             assert sent > 0
 
