@@ -268,6 +268,10 @@ KERNELS = [
                None, lambda T: Shape((2,), INT)),
     kernel("segments(ids) & causal()", lambda ids: {"mask": masks.segments(ids) & CAUSAL},
            None, lambda T: Shape((T,), INT)),
+    kernel("blocks(table) & causal()", lambda x: {"mask": masks.blocks(x, 128) & CAUSAL},
+           None, lambda T: Shape((T // 128, T // 128), BOOL)),
+    kernel("chosen_blocks(indices) & causal()", lambda x: {"mask": masks.chosen_blocks(x, 128) & CAUSAL},
+           None, lambda T: Shape((T // 128, 16), INT)),
     kernel("where(f) of positions", lambda: {"mask": masks.where(lambda t, s: (t - s) * (t - s) < 9999)}),
     kernel("bias", lambda bias: {"bias": bias}, lambda T: (T, T)),
     kernel("sink", lambda sink: {"sink": sink}, lambda T: (T,)),
@@ -276,6 +280,8 @@ KERNELS = [
     kernel("soft_cap(c)", lambda c: {"score": scores.soft_cap(c)}, lambda T: ()),
     kernel("alibi(m)", lambda m: {"score": scores.alibi(m)}, lambda T: ()),
     kernel("a user's function that captures", lambda c: {"score": of_user(c)}, lambda T: ()),
+    kernel("relative_bias(table), not active", lambda x: {"score": scores.relative_bias(x)},
+           None, lambda T: Shape((32,), jnp.float32)),
 ]  # fmt: skip
 """What both devices have kernels for."""
 

@@ -138,7 +138,8 @@ GPU_SCHEDULE_BYTES = 2**26
 
 
 KERNEL_TABLE = 64
-"""The most entries of a learned table in a kernel: it cannot gather, and looks at them one after another."""
+"""The most entries of a learned table, and blocks that a query has chosen, in a kernel of the TPU: it cannot gather, and
+looks at them one after another."""
 
 
 KERNEL_ROWS = 2

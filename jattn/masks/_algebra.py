@@ -179,7 +179,7 @@ class Mask:
     def by_rows(self, q_positions: jax.Array, k_positions: jax.Array) -> "Mask":
         """The same mask of all rows, with an entry a row for what it looks up in arrays, if it can: as kernels take it.
 
-        Asked of what a user's function says. Its block states are asked of the mask itself.
+        Its block states are asked of the mask itself.
         """
         return self
 
@@ -188,7 +188,10 @@ class Mask:
         return None
 
     def leaf_axes(self) -> list[str]:
-        """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither)."""
+        """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither).
+
+        After `by_rows` also "nq": n entries for each query, [n, T].
+        """
         return [""] * len(jax.tree.leaves(self))
 
     def cut(self, q: Rows, k: Rows, *, transposed: bool = False) -> "Mask":

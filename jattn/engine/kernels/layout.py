@@ -261,8 +261,8 @@ class Call:
         return found
 
     def by_rows(self, part: Mask) -> Mask:
-        """A part of a mask, whose leaves are leaves here, with an entry a row for what a user's function looks up."""
-        if not part.asks_users_function:
+        """A part of a mask, whose leaves are leaves here, with an entry a row for what it looks up."""
+        if type(part).by_rows is Mask.by_rows:
             return part
         found: Mask = self.over_levels(lambda part, *at: part.by_rows(*at), part, *self.positions)
         return found
@@ -300,7 +300,7 @@ class Call:
             dropout = threefry.kept(words, 1 - rate, (i * plan.q_tile, j * plan.k_tile), shape), rate
 
         def over_tile(leaf: Leaf, a: Any) -> Any:
-            return a if leaf.role in ("", "nm") else jnp.broadcast_to(a, shape)
+            return a if leaf.role in ("", "nm", "nq") else jnp.broadcast_to(a, shape)
 
         mask = None if x.mask is None else jax.tree.map(over_tile, self.x.mask, x.mask)
         return Tile(
