@@ -447,6 +447,11 @@ plant("in a kernel of the GPU, what other queries have chosen", GPU, '"nq": at[1
       OF_BLOCKS)
 plant("in a kernel of the GPU, the tables of another head", GPU, "(self.index, *(at if", "(self.index * 0, *(at if",
       "kernels_gpu.py::test_tables_that_differ_from_head_to_head_are_found_by_their_index")
+plant("in a kernel of the GPU, an index beyond an array", "jattn/_values.py", "jnp.clip(i, 0, n - 1)",
+      "jnp.clip(i, 0, n)", f"{ON_GPU}[arrays of pairs]")
+plant("what a score captured alone taken for what is differentiated", PASSES,
+      "SeparatedScore) and any(i is not None for i in given.captured)", "SeparatedScore)",
+      f"{AS_DEFINED}[a user's, over an array by query and by key]")
 plant("in a kernel of the GPU, the derivative with respect to a table not refused", "jattn/engine/kernels/support.py",
       'if fun.platform == "gpu":\n        return "the derivative', 'if False:\n        return "the derivative',
       "kernels_gpu.py::test_the_derivative_with_respect_to_a_table_runs_as_loops")

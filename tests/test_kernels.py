@@ -32,7 +32,7 @@ AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.a
 IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 70, 3).astype(np.int32)
 PARENTS = np.arange(T) * 2 // 3 - 1
 OF, ODD = jnp.asarray(np.minimum(np.arange(S) // 70, 3)), np.arange(S) % 7 == 1
-SOME = np.random.default_rng(1).random((T, S)) < 0.3
+SOME, BY_ROW = np.random.default_rng(1).random((T, S)) < 0.3, jnp.asarray(normal(S, seed=8, dtype=np.float32))
 CHOSEN = np.random.default_rng(2).integers(-1, 26, (40, 5))
 # The first key stands nowhere: no block that is chosen holds it.
 NOWHERE = {**AT, "k_positions": np.where(AT["k_positions"] == 0, np.iinfo(np.int32).min, AT["k_positions"])}
@@ -74,6 +74,12 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "composed": (("c",), None, lambda x: scores.compose(scores.soft_cap(3.0), scores.alibi(x["c"])), AT),
     "the user's own": (("c",), masks.causal(), by_distance, AT),
     "a user's, over arrays": (("c", "table"), masks.causal(), over_arrays, AT),
+    "a user's, over an array by query and by key": (
+        (),
+        masks.causal(),
+        lambda x: lambda score, t, s: score + (BY_ROW[t] * BY_ROW[s]).astype(score.dtype),
+        AT,
+    ),
     "distance bias": (("table",), masks.causal(), lambda x: scores.distance_bias(x["table"][:9]), AT),
     "relative bias": (("table",), None, lambda x: scores.relative_bias(x["table"], max_distance=128), AT),
     "bias": (("bias",), masks.causal(), None, AT),

@@ -27,6 +27,7 @@ IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S
 BEFORE = {**AT, "k_positions": np.where(AT["k_positions"] == 0, -1, AT["k_positions"])}
 TABLE, CHOSEN = np.random.default_rng(1).random((6, 5)) < 0.7, np.random.default_rng(2).integers(-1, 15, (24, 7))
 LEARNED = normal(201, seed=9, dtype=np.float32)
+OF_PAIRS, SOME = jnp.asarray(normal(T, S, seed=3, dtype=np.float32)), jnp.asarray(TABLE)
 TRITON = "__gpu$xla.gpu.triton"
 # From jax 0.11 on Pallas asks which GPU there is before it lowers a kernel for one.
 LOWERED = jax.__version_info__ < (0, 11) or jax.default_backend() == "gpu"
@@ -49,6 +50,14 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
         masks.causal(),
         lambda x: scores.compose(
             scores.distance_bias(LEARNED), scores.relative_bias(LEARNED[:32]), scores.alibi(x["c"])
+        ),
+        AT,
+    ),
+    "arrays of pairs": (
+        (),
+        masks.where(lambda t, s: SOME[t % 6, s - t] | (SOME[2][s % 5])),  # beyond its ends an index is brought to them
+        lambda x: (
+            lambda score, t, s: score + (OF_PAIRS[t - (S - T), s] * jnp.asarray(LEARNED)[t - s]).astype(score.dtype)
         ),
         AT,
     ),
@@ -114,8 +123,10 @@ def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(interpreted):
 
 
 @pytest.mark.structure
-def test_tables_that_differ_from_head_to_head_are_found_by_their_index(interpreted):
-    """Those of a score, of blocks and of chosen blocks, also in dk and dv, which visit all heads of a group."""
+@pytest.mark.parametrize("ours", [True, False])
+def test_tables_that_differ_from_head_to_head_are_found_by_their_index(ours, interpreted):
+    """Those of a score, of blocks, of chosen blocks and of functions, also in dk and dv, which visit all heads of a
+    group."""
     q, k, v = (normal(*shape, seed=len(shape), dtype=np.float32) for shape in ((3, T, D), (S, D), (S, Dv)))
     learned = normal(3, 201, seed=9, dtype=np.float32)
     tables, chosen = np.stack([TABLE, ~TABLE, TABLE[::-1]]), np.stack([CHOSEN, CHOSEN[::-1], CHOSEN + 1])
@@ -123,7 +134,9 @@ def test_tables_that_differ_from_head_to_head_are_found_by_their_index(interpret
     def of(how):
         def one(q, k, v, learned, table, chosen):
             mask = masks.blocks(table, 30) & masks.chosen_blocks(chosen, 16, q_size=7) | masks.window(2, 0)
-            more = {"mask": mask, "score": scores.distance_bias(learned), "return_lse": True, **AT}
+            mask |= masks.where(lambda t, s: table[t % 6, s % 5])
+            score = scores.distance_bias(learned) if ours else lambda x, t, s: x * learned[t - s]
+            more = {"mask": mask, "score": score, "return_lse": True, **AT}
             return jattn.attention(q, k, v, tile=TILE, implementation=how, **more)
 
         heads = jax.vmap(one, (0, None, None, 0, 0, 0))
@@ -246,7 +259,7 @@ def test_the_derivative_with_respect_to_a_table_runs_as_loops():
     """That with respect to q, k and v, under its table, is kernels."""
 
     def passes_of(which, derivative):
-        f = lambda table, *x: jattn.attention(*x, score=scores.distance_bias(table), implementation="kernel").sum()  # noqa: E731
+        f = lambda table, *x: jattn.attention(*x, score=score(table), implementation="kernel").sum()  # noqa: E731
         x = (jax.ShapeDtypeStruct((201,), jnp.float32), *head())
         found = jattn.implementations(derivative(f, which), *x, platform="gpu")
         return {one.name: one.kernel or one.reason for one in found}
@@ -254,7 +267,15 @@ def test_the_derivative_with_respect_to_a_table_runs_as_loops():
     def tangent(f, which):
         return lambda *x: jax.jvp(lambda one: f(*x[:which], one, *x[which + 1 :]), (x[which],), (x[which],))
 
+    score = scores.distance_bias
     said = "the derivative with respect to a table is not in the GPU kernel"
+    assert passes_of(0, jax.grad) == {"forward": True, "backward": said}
+    assert passes_of(0, tangent) == {"forward": True, "tangent": said}
+    assert passes_of(1, jax.grad) == {"forward": True, "backward": True}
+    assert passes_of(1, tangent) == {"forward": True, "tangent": True}
+
+    score = lambda table: lambda x, t, s: x + table[t - s]  # noqa: E731
+    said = "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
     assert passes_of(0, jax.grad) == {"forward": True, "backward": said}
     assert passes_of(0, tangent) == {"forward": True, "tangent": said}
     assert passes_of(1, jax.grad) == {"forward": True, "backward": True}

@@ -137,6 +137,10 @@ class Mask:
     asks_users_function: bool = False
     """Whether a function that a user wrote says which pairs are allowed."""
 
+    reads_entries: bool = False
+    """Whether nothing but entries is read of the tables that it holds, as a kernel of a GPU can: table[i] or
+    table[i, j], of indices that are never beyond the ends."""
+
     counts_rows: bool = False
     """Whether it tells rows by their number in the array, so that a piece of the array cannot be asked."""
 

@@ -37,6 +37,7 @@ class Blocks(Mask):
     """See `blocks`."""
 
     looks_at_positions = True
+    reads_entries = True
     table: Bool[Array, "Tb Sb"]
     size: int = static()
 

@@ -16,6 +16,7 @@ import numpy as np
 from jattn._jax import ManualAxisType, triton
 from jattn._jax import pallas as pl
 from jattn._numerics import in_kernel, nonfinite_rows
+from jattn._values import Table
 from jattn.engine import tuning
 from jattn.engine.kernels.layout import Kernel, Leaf
 from jattn.masks import EMPTY, FULL
@@ -158,7 +159,7 @@ def _slices(kernel: Kernel, role: str, shape: Sequence[int], i: Any, j: Any) -> 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class InMemory:
+class InMemory(Table):
     """An array that stays in memory, and that a kernel looks up entries in: of the role "nm" by two indices, "n1" by
     one, and "nq" by one for a row of the tile's queries."""
 
@@ -197,7 +198,7 @@ def _read(kernel: Kernel, leaf: Leaf, ref: Any, index: Any, i: Any, j: Any) -> A
         return value != 0 if leaf.boolean else value
     at = _slices(kernel, leaf.role, leaf.array.shape[1:], i, j)
     if leaf.role.startswith("n"):
-        rest: dict[str, tuple[Any, ...]] = {"nm": (), "n1": (0,), "nq": at[1:]}
+        rest: dict[str, tuple[Any, ...]] = {"nm": (), "n1": (jnp.int32(0),), "nq": at[1:]}
         return InMemory(leaf, ref, index, rest[leaf.role])
     value = ref[(index, *at)]
     value = value.astype(jnp.int32) if leaf.boolean else value

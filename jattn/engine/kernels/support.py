@@ -23,6 +23,7 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, Kernel
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import cudnn, passes
+from jattn.engine.kernels.layout import is_float
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
@@ -160,7 +161,7 @@ def of_options(plan: Plan, x: Operands) -> str | None:
         if np.dtype(rate.dtype) != np.float32:
             return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
     score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else None
-    if isinstance(plan.score, ScalarScore) and score is None:
+    if isinstance(plan.score, ScalarScore) and (score is None or (plan.platform == "tpu" and score.tables)):
         return "the score modifier looks up an array for each pair, which a kernel cannot gather from"
     looked_up = [] if score is None else [score.roles]
     mask = None if x.mask is None else mask_by_rows(plan, x)
@@ -190,10 +191,12 @@ def of_mask(plan: Plan, part: Mask) -> str | None:
         if limited and chosen > tuning.KERNEL_TABLE:
             return f"each query chooses {chosen} blocks, and the kernel looks through {tuning.KERNEL_TABLE}"
     for table in (leaf for leaf, role in leaves if not role and leaf.ndim):
-        if table.ndim != 2 or table.dtype != np.bool_ or (plan.platform == "gpu" and of_user(None, part)):
+        held = table.ndim == 2 and table.dtype == np.bool_ and not part.asks_users_function
+        if not (held if limited else part.reads_entries):
             return "the mask looks up a table, which a kernel cannot gather from"
-        n, m = table.shape
-        if limited and math.prod(-(-size // tuning.LANES) * tuning.LANES for size in (n, m)) > tuning.KERNEL_BLOCKS:
+        entries = math.prod(-(-n // tuning.LANES) * tuning.LANES for n in table.shape)
+        if limited and entries > tuning.KERNEL_BLOCKS:
+            n, m = table.shape
             return f"the mask has a table of {n} × {m} blocks, and the kernel holds {tuning.KERNEL_BLOCKS}"
     return None
 
@@ -217,8 +220,13 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
 
 def of_table_derivative(fun: DerivativePass, x: Operands) -> str | None:
     active = select_active(fun.tree, fun.argnums, fun.argnums)
-    tables = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None and c.ndim]
-    if isinstance(fun.plan.score, ScalarScore) or not tables:
+    captured = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None]
+    if isinstance(fun.plan.score, ScalarScore):
+        score = SeparatedScore.of(fun.plan.score) if captured else None
+        if score is not None and any(map(is_float, score.tables)):
+            return "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
+        return None
+    if not any(c.ndim for c in captured):
         return None
     if fun.platform == "gpu":
         return "the derivative with respect to a table is not in the GPU kernel"
