@@ -68,6 +68,17 @@ def of_array(captured: Any) -> Callable[..., Any]:
     return lambda x, t, s: x + (captured[t] * jnp.tanh(captured[s])).astype(x.dtype)
 
 
+def of_pairs(captured: Any) -> Callable[..., Any]:
+    return lambda x, t, s: x + (captured[t, s] * captured[5][t - s]).astype(x.dtype)
+
+
+def several(table: Any) -> dict[str, Any]:
+    """A mask that names blocks, and score modifiers that look up a table twice."""
+    modifiers = scores.relative_bias(table), scores.distance_bias(table[:31]), scores.soft_cap(30.0)
+    chosen = masks.chosen_blocks(jnp.arange(64, dtype=INT).reshape(32, 2) % 32, 128)
+    return {"mask": chosen & CAUSAL, "score": scores.compose(*modifiers)}
+
+
 def kernel(name: str, options: Any = None, active: Any = None, rest: Any = None, D: int = D) -> Way:
     """One head, by its kernels and nothing else."""
 
@@ -276,8 +287,29 @@ KERNELS = [
     kernel("soft_cap(c)", lambda c: {"score": scores.soft_cap(c)}, lambda T: ()),
     kernel("alibi(m)", lambda m: {"score": scores.alibi(m)}, lambda T: ()),
     kernel("a user's function that captures", lambda c: {"score": of_user(c)}, lambda T: ()),
+    kernel("blocks(table) & causal()", lambda x: {"mask": masks.blocks(x, 128) & CAUSAL},
+           None, lambda T: Shape((T // 128, T // 128), BOOL)),
+    kernel("chosen_blocks(indices) & causal()", lambda x: {"mask": masks.chosen_blocks(x, 128) & CAUSAL},
+           None, lambda T: Shape((T // 128, 16), INT)),
+    kernel("relative_bias(table), not active", lambda x: {"score": scores.relative_bias(x)},
+           None, lambda T: Shape((32,), jnp.float32)),
 ]  # fmt: skip
 """What both devices have kernels for."""
+
+GPU_KERNELS = [
+    kernel("where(f) of an array of pairs", lambda x: {"mask": masks.where(lambda t, s: x[t - s]) & CAUSAL},
+           None, lambda T: Shape((T,), BOOL)),
+    kernel("a user's function of an array of pairs", lambda x: {"score": of_pairs(x)},
+           None, lambda T: Shape((T, T), jnp.float32)),
+    kernel("heads of 128, distance_bias(table), not active", lambda x: {"score": scores.distance_bias(x)},
+           None, lambda T: Shape((1025,), jnp.float32), 128),
+    kernel("heads of 128, chosen_blocks, two tables and soft_cap", several,
+           None, lambda T: Shape((32,), jnp.float32), 128),
+    kernel("heads of 128, dropout, relative_bias(table), not active",
+           lambda x: {"score": scores.relative_bias(x), "dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
+           None, lambda T: Shape((32,), jnp.float32), 128),
+]  # fmt: skip
+"""What the GPU alone has kernels for, with an array that is looked up for each pair."""
 
 LIBRARY = {"implementation": "cudnn"}
 CUDNN = [

@@ -149,9 +149,19 @@ def _on_one_device(jaxpr: Any, consts: Any, *xs: Any) -> list[Any]:
     return read(jaxpr.outvars)
 
 
+class Table:
+    """An array that entries are looked up in one by one, and that is never there as a whole."""
+
+    def __getitem__(self, at: Any) -> Any:
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Separated:
-    """A function f(captured, *xs) in parts: `alone` finds values, of which `rest` makes f."""
+    """A function f(captured, *xs) in parts: `alone` finds values, of which `rest` makes f.
+
+    Values are scalars, but for arrays of one or two axes that depend on no argument and whose entries `rest` looks up.
+    """
 
     closed: Closed
     made: Any
@@ -176,7 +186,7 @@ class Separated:
 
 
 def separate(closed: Closed, *alone: int) -> Separated | None:
-    """A function of scalars taken apart, or None where an array is asked of several arguments at once.
+    """A function of scalars taken apart, or None where an array depends on an argument.
 
     Args:
       alone: the arguments whose values are wanted on their own.
@@ -189,25 +199,41 @@ def separate(closed: Closed, *alone: int) -> Separated | None:
     of = {v: (frozenset[int](), v.aval.shape != ()) for v in arrays}
     of |= {v: (frozenset([i]), False) for i, v in enumerate(arguments)}
     between: dict[int | None, dict[Any, None]] = {i: {} for i in (None, *alone)}
+    looked_up: dict[Any, bool] = {}
+    """Of each of them, whether nothing but its entries is read."""
 
     def of_one(found: tuple[frozenset[int], bool]) -> bool:
         return found[1] and found[0] <= set(alone) and len(found[0]) < 2
 
-    def read_by_the_rest(atoms: Any) -> None:
-        for a in atoms:
+    def read_by_the_rest(atoms: Any, entry: bool = False) -> None:
+        for n, a in enumerate(atoms):
             if not isinstance(a, Literal) and (a in arrays or of_one(of[a])):
                 between[next(iter(of[a][0]), None)][a] = None
+                looked_up[a] = looked_up.get(a, True) and entry and n == 0
 
     for e in made.jaxpr.eqns:
         read = [of[a] for a in e.invars if not isinstance(a, Literal)]
         found = frozenset[int]().union(*(some for some, _ in read)), any(asks for _, asks in read)
         of.update(dict.fromkeys(e.outvars, found))
         if not of_one(found):
-            read_by_the_rest(e.invars)
+            read_by_the_rest(e.invars, _is_entry(e))
     read_by_the_rest(made.jaxpr.outvars)
-    if any(v.aval.shape for variables in between.values() for v in variables):
+    arrays = [(n, v) for n, variables in between.items() for v in variables if v.aval.shape]
+    if any(n is not None or len(v.aval.shape) > 2 or not looked_up[v] for n, v in arrays):
         return None
     return Separated(closed, made, MappingProxyType({i: tuple(found) for i, found in between.items()}))
+
+
+def _is_entry(eqn: Any) -> bool:
+    """Whether it reads one entry of an array."""
+    return eqn.primitive.name == "dynamic_slice" and eqn.outvars[0].aval.size == 1
+
+
+def _entry(table: Table, shape: tuple[int, ...], at: Sequence[Any]) -> jax.Array:
+    """The slice [1, …] of a table of a shape, as `jax.lax.dynamic_slice` has it: indices beyond its ends are brought to
+    them."""
+    within = tuple(jnp.clip(i, 0, n - 1) for i, n in zip(at, shape, strict=True))
+    return jnp.reshape(table[within], (1,) * len(shape))
 
 
 def _evaluate(eqns: Sequence[Any], given: dict[Any, Any], wanted: Sequence[Any]) -> list[Any]:
@@ -224,7 +250,10 @@ def _evaluate(eqns: Sequence[Any], given: dict[Any, Any], wanted: Sequence[Any])
         return [a.val if isinstance(a, Literal) else of[a] for a in atoms]
 
     for e in reversed(chosen):
-        of.update(zip(e.outvars, _bind(e, read(e.invars)), strict=True))
+        xs = read(e.invars)
+        entry = _is_entry(e) and isinstance(xs[0], Table)
+        found = [_entry(xs[0], e.invars[0].aval.shape, xs[1:])] if entry else _bind(e, xs)
+        of.update(zip(e.outvars, found, strict=True))
     return read(wanted)
 
 

@@ -379,6 +379,7 @@ plant("the sum over devices left out", "jattn/engine/batching/partition.py",
 
 # Kernels.
 
+CHOSEN = "jattn/masks/_chosen.py"
 KERNEL, PASSES, TPU = (f"jattn/engine/kernels/{name}.py" for name in ("layout", "passes", "tpu"))
 AS_DEFINED = "kernels.py::test_the_kernels_are_the_definition_and_its_derivatives"
 IN_GROUPS = "kernels.py::test_heads_that_share_their_keys_and_rows_of_their_own_lengths"
@@ -413,6 +414,11 @@ plant("in a kernel, blocks that overlap", "jattn/masks/_blocks.py", "positions <
 plant("in a kernel, what a mask looks up for a query taken for a key", "jattn/masks/_where.py",
       "{0: of_q, 1: of_k, None: self.of_neither}, t, s", "{0: of_k, 1: of_k, None: self.of_neither}, t, s",
       f"{AS_DEFINED}[where, over arrays]")
+CHOSEN_BLOCKS = f"{AS_DEFINED}[chosen blocks & causal]"
+plant("in a kernel, the last chosen block not compared", CHOSEN, "for c in range(n)))", "for c in range(n - 1)))",
+      CHOSEN_BLOCKS)
+plant("in a kernel, the first block chosen by an index that names none", CHOSEN, "chosen * self.size, -1)",
+      "chosen * self.size, 0)", CHOSEN_BLOCKS)
 OVER_ARRAYS = f"{AS_DEFINED}[a user's, over arrays]"
 plant("in a kernel, what a score looks up taken for its tangent", KERNEL, "tuple(tangents))[1]", "tuple(tangents))[0]",
       OVER_ARRAYS)
@@ -431,6 +437,24 @@ plant("in a kernel of the GPU, the part of a tile that is passed over left as it
       "loop(end, jnp.int32(walk.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
 plant("in a kernel of the GPU, dk and dv in the tiles of dq", PASSES, "by_keys = pull if same else",
       "by_keys = pull if True else", "kernels_gpu.py::test_each_kernel_has_tiles_that_its_registers_hold[32]")
+
+OF_BLOCKS = f"{ON_GPU}[blocks]"
+plant("in a kernel of the GPU, a table of blocks read by the key and the query", "jattn/masks/_blocks.py",
+      "return self.table[i, j] &", "return self.table[j, i] &", OF_BLOCKS)
+plant("in a kernel of the GPU, a key before the sequence in a chosen block", CHOSEN, "allowed & (k.positions >= 0)",
+      "allowed", OF_BLOCKS)
+plant("in a kernel of the GPU, what other queries have chosen", GPU, '"nq": at[1:]}', '"nq": (pl.ds(0, at[1].size),)}',
+      OF_BLOCKS)
+plant("in a kernel of the GPU, the tables of another head", GPU, "(self.index, *(at if", "(self.index * 0, *(at if",
+      "kernels_gpu.py::test_tables_that_differ_from_head_to_head_are_found_by_their_index")
+plant("in a kernel of the GPU, an index beyond an array", "jattn/_values.py", "jnp.clip(i, 0, n - 1)",
+      "jnp.clip(i, 0, n)", f"{ON_GPU}[arrays of pairs]")
+plant("what a score captured alone taken for what is differentiated", PASSES,
+      "SeparatedScore) and any(i is not None for i in given.captured)", "SeparatedScore)",
+      f"{AS_DEFINED}[a user's, over an array by query and by key]")
+plant("in a kernel of the GPU, the derivative with respect to a table not refused", "jattn/engine/kernels/support.py",
+      'if fun.platform == "gpu":\n        return "the derivative', 'if False:\n        return "the derivative',
+      "kernels_gpu.py::test_the_derivative_with_respect_to_a_table_runs_as_loops")
 
 LIBRARY = "jattn/engine/kernels/cudnn.py"
 BESIDE = "cudnn.py::test_value_and_derivatives_are_those_of_the_definition"

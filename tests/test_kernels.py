@@ -32,7 +32,10 @@ AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.a
 IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 70, 3).astype(np.int32)
 PARENTS = np.arange(T) * 2 // 3 - 1
 OF, ODD = jnp.asarray(np.minimum(np.arange(S) // 70, 3)), np.arange(S) % 7 == 1
-SOME = np.random.default_rng(1).random((T, S)) < 0.3
+SOME, BY_ROW = np.random.default_rng(1).random((T, S)) < 0.3, jnp.asarray(normal(S, seed=8, dtype=np.float32))
+CHOSEN = np.random.default_rng(2).integers(-1, 26, (40, 5))
+# The first key stands nowhere: no block that is chosen holds it.
+NOWHERE = {**AT, "k_positions": np.where(AT["k_positions"] == 0, np.iinfo(np.int32).min, AT["k_positions"])}
 
 
 CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what is active; positions
@@ -61,6 +64,7 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "dense": ((), masks.dense(SOME), None, {}),
     "one row for all": ((), masks.dense(SOME[:1]), None, {}),
     "blocks & causal": ((), masks.blocks(SOME[:7, :7], 47) & masks.causal(), None, AT),
+    "chosen blocks & causal": ((), masks.chosen_blocks(CHOSEN, 16, q_size=7) & masks.causal(), None, NOWHERE),
     "where": ((), masks.where(lambda t, s: (t * s) % 3 < 2), None, AT),
     "where, over arrays": ((), masks.where(lambda t, s: (OF[t] == OF[s]) | jnp.asarray(ODD)[t]), None, AT),
     "empty": ((), masks.empty(), None, {}),
@@ -70,6 +74,12 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "composed": (("c",), None, lambda x: scores.compose(scores.soft_cap(3.0), scores.alibi(x["c"])), AT),
     "the user's own": (("c",), masks.causal(), by_distance, AT),
     "a user's, over arrays": (("c", "table"), masks.causal(), over_arrays, AT),
+    "a user's, over an array by query and by key": (
+        (),
+        masks.causal(),
+        lambda x: lambda score, t, s: score + (BY_ROW[t] * BY_ROW[s]).astype(score.dtype),
+        AT,
+    ),
     "distance bias": (("table",), masks.causal(), lambda x: scores.distance_bias(x["table"][:9]), AT),
     "relative bias": (("table",), None, lambda x: scores.relative_bias(x["table"], max_distance=128), AT),
     "bias": (("bias",), masks.causal(), None, AT),
@@ -277,10 +287,10 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
         {},
         "the mask has a table of 512 × 512 blocks, and the kernel holds 65536",
     ),
-    "chosen blocks": (
-        {"mask": masks.chosen_blocks(np.zeros((32, 2), np.int32), 64)},
+    "many chosen blocks": (
+        {"mask": masks.chosen_blocks(np.zeros((32, 65), np.int32), 64)},
         {},
-        "the mask looks up a table, which a kernel cannot gather from",
+        "each query chooses 65 blocks, and the kernel looks through 64",
     ),
     "an array of pairs": (
         {"mask": masks.where(lambda t, s: OF[jnp.abs(t - s) % S] == 1)},

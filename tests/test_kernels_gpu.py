@@ -4,6 +4,9 @@ Each case is one program, in tiles of 64 × 64, so that full tiles, masked tiles
 that pad all occur. That the kernels compile for a GPU is asked of its compiler by `make compile`.
 """
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +23,11 @@ T, S, D, Dv = 100, 180, 16, 32
 TILE = (64, 64)
 AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.arange(S, dtype=np.int32)}
 IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 50, 3).astype(np.int32)
+# The first key stands before the sequence, where no block is.
+BEFORE = {**AT, "k_positions": np.where(AT["k_positions"] == 0, -1, AT["k_positions"])}
+TABLE, CHOSEN = np.random.default_rng(1).random((6, 5)) < 0.7, np.random.default_rng(2).integers(-1, 15, (24, 7))
+LEARNED = normal(201, seed=9, dtype=np.float32)
+OF_PAIRS, SOME = jnp.asarray(normal(T, S, seed=3, dtype=np.float32)), jnp.asarray(TABLE)
 TRITON = "__gpu$xla.gpu.triton"
 # From jax 0.11 on Pallas asks which GPU there is before it lowers a kernel for one.
 LOWERED = jax.__version_info__ < (0, 11) or jax.default_backend() == "gpu"
@@ -31,6 +39,28 @@ CASES = {  # what is active beside q, k and v; a mask; a score modifier, of what
     "rows without a key": ((), masks.window(30, 0), None, {**AT, "q_positions": AT["q_positions"] + 60}),
     "dense": ((), masks.dense(np.random.default_rng(1).random((T, S)) < 0.3), None, {}),
     "soft cap": (("c", "one sink"), masks.causal(), lambda x: scores.soft_cap(x["c"] ** 2 + 1), AT),
+    "blocks": (
+        (),
+        masks.blocks(TABLE, 30) | masks.chosen_blocks(CHOSEN, 16, q_size=7) | masks.chosen_blocks(CHOSEN, 1),
+        None,
+        BEFORE,
+    ),
+    "tables": (
+        ("c",),
+        masks.causal(),
+        lambda x: scores.compose(
+            scores.distance_bias(LEARNED), scores.relative_bias(LEARNED[:32]), scores.alibi(x["c"])
+        ),
+        AT,
+    ),
+    "arrays of pairs": (
+        (),
+        masks.where(lambda t, s: SOME[t % 6, s - t] | (SOME[2][s % 5])),  # beyond its ends an index is brought to them
+        lambda x: (
+            lambda score, t, s: score + (OF_PAIRS[t - (S - T), s] * jnp.asarray(LEARNED)[t - s]).astype(score.dtype)
+        ),
+        AT,
+    ),
     "everything": (("c", "bias", "sink", "scale"), masks.segments(*IDS) & masks.causal(), by_distance, AT),
 }
 
@@ -93,6 +123,29 @@ def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(interpreted):
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize("ours", [True, False])
+def test_tables_that_differ_from_head_to_head_are_found_by_their_index(ours, interpreted):
+    """Those of a score, of blocks, of chosen blocks and of functions, also in dk and dv, which visit all heads of a
+    group."""
+    q, k, v = (normal(*shape, seed=len(shape), dtype=np.float32) for shape in ((3, T, D), (S, D), (S, Dv)))
+    learned = normal(3, 201, seed=9, dtype=np.float32)
+    tables, chosen = np.stack([TABLE, ~TABLE, TABLE[::-1]]), np.stack([CHOSEN, CHOSEN[::-1], CHOSEN + 1])
+
+    def of(how):
+        def one(q, k, v, learned, table, chosen):
+            mask = masks.blocks(table, 30) & masks.chosen_blocks(chosen, 16, q_size=7) | masks.window(2, 0)
+            mask |= masks.where(lambda t, s: table[t % 6, s % 5])
+            score = scores.distance_bias(learned) if ours else lambda x, t, s: x * learned[t - s]
+            more = {"mask": mask, "score": score, "return_lse": True, **AT}
+            return jattn.attention(q, k, v, tile=TILE, implementation=how, **more)
+
+        heads = jax.vmap(one, (0, None, None, 0, 0, 0))
+        return jax.tree.map(np.asarray, batch(lambda *x: heads(*x, learned, tables, chosen))(q, k, v))
+
+    assert_close(of("interpret"), of("loops"))
+
+
+@pytest.mark.structure
 def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it(interpreted):
     q, k, v = (normal(2, n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
     k[:, 70], v[:, 71] = np.nan, np.inf
@@ -145,15 +198,36 @@ def test_a_program_of_three_platforms_is_exported_without_the_kernel_of_the_gpu(
     assert exported.mlir_module().count(TRITON) == 0
 
 
+with_a_table = functools.partial(jax.tree_util.register_dataclass, data_fields=["table"], meta_fields=[])
+
+
+@with_a_table
+@dataclasses.dataclass(frozen=True)
+class ScoreOfTable(scores.Score):
+    table: jax.Array
+
+    def __call__(self, score, t, s):
+        return score + self.table[jnp.abs(t - s) % 9]
+
+
+@with_a_table
+@dataclasses.dataclass(frozen=True)
+class MaskOfTable(masks.Mask):
+    table: jax.Array
+
+    def pairs(self, q, k):
+        return self.table[q.positions % 9, k.positions % 9]
+
+
 WITHOUT = {  # what has no kernel there: options, sizes, and what is said
-    "blocks": (
-        {"mask": masks.blocks(np.eye(32, dtype=bool), 64)}, {},
-        "the mask looks up a table, which is not in the GPU kernel",
+    "no chosen blocks": ({"mask": masks.chosen_blocks(np.zeros((32, 0), np.int32), 64)}, {}, "no query can choose"),
+    "a table of a class of your own": (
+        {"score": ScoreOfTable(np.zeros(9, np.float32))}, {},
+        "a score modifier of your own looks up a table, which is not in the GPU kernel",
     ),
-    "a table": (
-        {"score": scores.distance_bias(np.zeros(9, np.float32))},
-        {},
-        "the score modifier looks up a table, which is not in the GPU kernel",
+    "a mask of a class of your own": (
+        {"mask": masks.blocks(np.eye(32, dtype=bool), 64) & MaskOfTable(np.ones((9, 9), bool))}, {},
+        "the mask looks up a table, which a kernel cannot gather from",
     ),
     "what cannot be lowered": (
         {"score": lambda x, t, s: x + jax.lax.sort(jnp.stack([x, -x]))[0]},
@@ -178,6 +252,34 @@ def test_what_has_no_kernel_says_why(name):
     assert found.reason.startswith(said), found.reason
     with pytest.raises(ValueError, match=r"able to do this call \(.*\), got .* Use implementation='loops'\."):
         kernels_in(f, *head(**sizes))
+
+
+@is_lowered
+def test_the_derivative_with_respect_to_a_table_runs_as_loops():
+    """That with respect to q, k and v, under its table, is kernels."""
+
+    def passes_of(which, derivative):
+        f = lambda table, *x: jattn.attention(*x, score=score(table), implementation="kernel").sum()  # noqa: E731
+        x = (jax.ShapeDtypeStruct((201,), jnp.float32), *head())
+        found = jattn.implementations(derivative(f, which), *x, platform="gpu")
+        return {one.name: one.kernel or one.reason for one in found}
+
+    def tangent(f, which):
+        return lambda *x: jax.jvp(lambda one: f(*x[:which], one, *x[which + 1 :]), (x[which],), (x[which],))
+
+    score = scores.distance_bias
+    said = "the derivative with respect to a table is not in the GPU kernel"
+    assert passes_of(0, jax.grad) == {"forward": True, "backward": said}
+    assert passes_of(0, tangent) == {"forward": True, "tangent": said}
+    assert passes_of(1, jax.grad) == {"forward": True, "backward": True}
+    assert passes_of(1, tangent) == {"forward": True, "tangent": True}
+
+    score = lambda table: lambda x, t, s: x + table[t - s]  # noqa: E731
+    said = "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
+    assert passes_of(0, jax.grad) == {"forward": True, "backward": said}
+    assert passes_of(0, tangent) == {"forward": True, "tangent": said}
+    assert passes_of(1, jax.grad) == {"forward": True, "backward": True}
+    assert passes_of(1, tangent) == {"forward": True, "tangent": True}
 
 
 def asked(*x):

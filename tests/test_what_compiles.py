@@ -26,7 +26,9 @@ import what_compiles
 LENGTHS = _selection.LENGTHS
 NAMES = [way.name for way in _ways.WAYS]
 KERNELS = [way.name for way in _ways.KERNELS]
+GPU_KERNELS = [way.name for way in _ways.GPU_KERNELS]
 CUDNN = [way.name for way in _ways.CUDNN]
+WAYS = NAMES, KERNELS, GPU_KERNELS, CUDNN
 
 
 @pytest.mark.parametrize("module", ["masks", "scores", "heads", "cache"])
@@ -54,9 +56,7 @@ def test_a_way_has_every_derivative_and_no_float64(way):
 
 
 def test_the_quick_selection_holds_every_way_and_every_triple():
-    quick = [
-        job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, False) if job["section"] == "ways"
-    ]
+    quick = [job for job in _selection.chosen(*WAYS, _ways.DERIVATIVES, False) if job["section"] == "ways"]
     for tpu in (True, False):
         some = [job for job in quick if (job["device"] != "H200") == tpu]
         assert {job["way"] for job in some} == set(NAMES)
@@ -66,19 +66,17 @@ def test_the_quick_selection_holds_every_way_and_every_triple():
 
 
 def test_the_whole_is_the_product():
-    whole = [
-        job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, True) if job["section"] == "ways"
-    ]
+    whole = [job for job in _selection.chosen(*WAYS, _ways.DERIVATIVES, True) if job["section"] == "ways"]
     assert len(whole) == len(NAMES) * len(_ways.DERIVATIVES) * len(compilers.TOPOLOGIES)
 
 
 def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
     quick, whole = (
-        [job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, x) if job["section"] == "kernels"]
+        [job for job in _selection.chosen(*WAYS, _ways.DERIVATIVES, x) if job["section"] == "kernels"]
         for x in (False, True)
     )
-    assert len(whole) == len(KERNELS) * 3 * len(compilers.TOPOLOGIES)
-    assert [job["way"] for job in quick if job["device"] == "H200"] == KERNELS
+    assert len(whole) == len(KERNELS) * 3 * len(compilers.TOPOLOGIES) + len(GPU_KERNELS) * 3
+    assert [job["way"] for job in quick if job["device"] == "H200"] == KERNELS + GPU_KERNELS
     assert [job["way"] for job in quick if job["device"] != "H200"] == KERNELS
     assert {job["device"] for job in quick} == set(compilers.TOPOLOGIES)
     assert compilers.kernels(TEXT) == 0
@@ -122,7 +120,7 @@ def test_a_product_beside_the_tensor_cores_is_seen_in_the_assembly():
 
 def test_cudnn_is_asked_for_each_way_and_counted():
     quick, whole = (
-        [job for job in _selection.chosen(NAMES, KERNELS, CUDNN, _ways.DERIVATIVES, x) if job["section"] == "cudnn"]
+        [job for job in _selection.chosen(*WAYS, _ways.DERIVATIVES, x) if job["section"] == "cudnn"]
         for x in (False, True)
     )
     assert len(whole) == 3 * len(CUDNN)

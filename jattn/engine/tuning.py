@@ -118,8 +118,10 @@ what is as wide as the heads and the sums that a fold carries lie in registers, 
 tiles and 8 warps no kernel spills to memory, with heads of 64 or 128 (`make compile` asks ptxas, for an H200). Not
 measured."""
 
-GPU_WIDE_DROPOUT_TILE = (32, 16)
-"""That of all kernels where heads are wider than 64 and dropout draws for each pair, in registers too."""
+GPU_SMALL_TILES = ((32, 16), (16, 16))
+"""Smaller ones, of what takes registers too: the first where heads are wider than 64 and dropout draws for each pair,
+or the score looks up an entry of an array for each pair, and where a derivative pass of narrower ones has such a score;
+the second where both are."""
 
 GPU_WARPS = 8
 """Warps of a program there, 32 threads each: with 4 the same tile spills at width 128."""
@@ -138,7 +140,8 @@ GPU_SCHEDULE_BYTES = 2**26
 
 
 KERNEL_TABLE = 64
-"""The most entries of a learned table in a kernel: it cannot gather, and looks at them one after another."""
+"""The most entries of a learned table, and blocks that a query has chosen, in a kernel of the TPU: it cannot gather,
+and looks at them one after another."""
 
 
 KERNEL_ROWS = 2
@@ -150,17 +153,21 @@ KERNEL_BLOCKS = 2**16
 vector memory, and a tile that is masked costs products as wide as the table."""
 
 
-def kernel_tile_sizes(T: int, S: int, platform: str, *, kernel: str, width: int, draws: bool) -> tuple[int, int]:
+def kernel_tile_sizes(
+    T: int, S: int, platform: str, *, kernel: str, width: int, draws: bool, gathers: bool
+) -> tuple[int, int]:
     """How many queries and how many keys make a tile of a kernel: as few tiles as `KERNEL_TILE` allows, evenly.
 
     Args:
       kernel: its name.
       width: of the widest of q, k and v.
       draws: whether it draws what dropout keeps.
+      gathers: whether its score looks up an entry of an array for each pair.
     """
     if platform == "gpu":
         wide = width > 64
-        return GPU_WIDE_DROPOUT_TILE if wide and draws else GPU_TILES[kernel][wide]
+        smaller = (draws and wide) + (gathers and (wide or kernel != "jattn_forward"))
+        return (GPU_TILES[kernel][wide], *GPU_SMALL_TILES)[smaller]
     most = KERNEL_DROPOUT_TILE if draws else KERNEL_TILE
     q, k = (LANES * math.ceil(n / math.ceil(n / most) / LANES) for n in (T, S))
     return q, k

@@ -137,6 +137,10 @@ class Mask:
     asks_users_function: bool = False
     """Whether a function that a user wrote says which pairs are allowed."""
 
+    reads_entries: bool = False
+    """Whether nothing but entries is read of the tables that it holds, as a kernel of a GPU can: table[i] or
+    table[i, j], of indices that are never beyond the ends."""
+
     counts_rows: bool = False
     """Whether it tells rows by their number in the array, so that a piece of the array cannot be asked."""
 
@@ -179,7 +183,7 @@ class Mask:
     def by_rows(self, q_positions: jax.Array, k_positions: jax.Array) -> "Mask":
         """The same mask of all rows, with an entry a row for what it looks up in arrays, if it can: as kernels take it.
 
-        Asked of what a user's function says. Its block states are asked of the mask itself.
+        Its block states are asked of the mask itself.
         """
         return self
 
@@ -188,7 +192,10 @@ class Mask:
         return None
 
     def leaf_axes(self) -> list[str]:
-        """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither)."""
+        """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither).
+
+        After `by_rows` also "nq": n entries for each query, [n, T].
+        """
         return [""] * len(jax.tree.leaves(self))
 
     def cut(self, q: Rows, k: Rows, *, transposed: bool = False) -> "Mask":

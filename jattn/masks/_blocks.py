@@ -37,13 +37,17 @@ class Blocks(Mask):
     """See `blocks`."""
 
     looks_at_positions = True
+    reads_entries = True
     table: Bool[Array, "Tb Sb"]
     size: int = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
-        if q.positions.shape == k.positions.shape:  # as in a kernel, transposed
+        in_kernel = q.positions.shape == k.positions.shape  # each laid out over the whole tile, transposed
+        if in_kernel and isinstance(self.table, jax.Array):
             return self._by_products(q.positions[:1], k.positions[:, :1])
         (i, i_there), (j, j_there) = (self._of(x.positions, n) for x, n in zip((q, k), self.table.shape, strict=True))
+        if in_kernel:  # of a GPU, which reads an entry for each pair
+            return self.table[i, j] & i_there & j_there
         # Whole rows and then columns of the table: many times faster on a CPU than an entry for each pair.
         return over_vectors(lambda i, j: self.table[i][:, j], i, j) & i_there & j_there
 

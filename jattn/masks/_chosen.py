@@ -1,5 +1,7 @@
 """A mask that is a list of key blocks for each block of queries."""
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,16 +31,23 @@ class ChosenBlocks(Mask):
 
     def _of_vectors(self, t: jax.Array, s: jax.Array) -> jax.Array:
         """The allowed pairs of the positions [n] and [m]."""
-        rows, n = self.indices.shape
-        i, j = t // self.q_size, s // self.size
-        # A position before or after all blocks of queries has chosen none.
-        chosen = jnp.where(((i >= 0) & (i < rows))[:, None], self.indices[jnp.clip(i, 0, rows - 1)], -1)
+        chosen, j = self._of_queries(t), s // self.size
 
         def compare(c: Any, allowed: jax.Array) -> jax.Array:
             return allowed | (jax.lax.dynamic_index_in_dim(chosen, c, 1) == j[None])
 
         found = jnp.zeros((t.shape[0], s.shape[0]), bool)
-        return jax.lax.fori_loop(0, n, compare, found, unroll=UNROLLED) & (j >= 0)[None]
+        return jax.lax.fori_loop(0, chosen.shape[1], compare, found, unroll=UNROLLED) & (j >= 0)[None]
+
+    def _of_queries(self, t: jax.Array) -> jax.Array:
+        """What the positions [n] have chosen: a position before or after all blocks of queries, none."""
+        rows, i = self.indices.shape[0], t // self.q_size
+        return jnp.where(((i >= 0) & (i < rows))[:, None], self.indices[jnp.clip(i, 0, rows - 1)], -1)
+
+    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array) -> Mask:
+        chosen = self._of_queries(q_positions)
+        in_range = (chosen >= 0) & (chosen <= jnp.iinfo(jnp.int32).max // self.size)
+        return ChosenByRows(jnp.where(in_range, chosen * self.size, -1).T, self.size)
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
         (rows, n), columns = self.indices.shape, jnp.arange(k.lowest.size, dtype=jnp.int32)
@@ -78,6 +87,27 @@ class ChosenBlocks(Mask):
         return f"chosen_blocks({show(self.indices)}, {self.size}{of_queries})"
 
 
+@value
+class ChosenByRows(Mask):
+    """`ChosenBlocks` in a kernel: where each block begins that a query has chosen, and -1 where an index names none."""
+
+    looks_at_positions = True
+    begins: Integer[Array, "n T"]
+    size: int = static()
+
+    def leaf_axes(self) -> list[str]:
+        return ["nq"]
+
+    def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
+        begin, n = k.positions - k.positions % self.size, self.begins.shape[0]
+        if isinstance(self.begins, jax.Array):
+            allowed = functools.reduce(operator.or_, (begin == self.begins[c : c + 1] for c in range(n)))
+        else:  # of a GPU, which reads a row of entries at a time: all of them would not fit into registers
+            of_one = lambda c, allowed: allowed | (begin == self.begins[c])  # noqa: E731
+            allowed = jax.lax.fori_loop(0, n, of_one, jnp.zeros(begin.shape, bool))
+        return allowed & (k.positions >= 0)
+
+
 def chosen_blocks(
     indices: Integer[ArrayLike, "blocks n"] | Sequence[Sequence[int]], size: int, *, q_size: int | None = None
 ) -> Mask:
@@ -102,7 +132,7 @@ def chosen_blocks(
       ValueError: indices have not two axes, or a size is less than 1. That there is a row for each block of T queries
         is checked where the mask is used.
 
-    Memory: the indices, and ⌈T / q_size⌉ numbers for each tile of keys.
+    Memory: the indices, and ⌈T / q_size⌉ numbers for each tile of keys; for a kernel n numbers for each query.
 
     Source: Yuan et al. 2025, "Native sparse attention", section 3.3.2; Lu et al. 2025, "MoBA: mixture of block
       attention for long-context LLMs", section 2.2.

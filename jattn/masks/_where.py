@@ -124,6 +124,7 @@ class WhereByRows(Mask):
     """`Where` in a kernel, with what the function says of each query and of each key alone."""
 
     asks_users_function = True
+    reads_entries = True
     of_q: tuple[jax.Array, ...]
     of_k: tuple[jax.Array, ...]
     of_neither: tuple[jax.Array, ...]

@@ -23,10 +23,11 @@ class _OfDistance(Score):
 
     def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         table = self.table.astype(score.dtype)
-        if table.ndim == 2:  # as in a kernel, which cannot gather: for each entry a row, of one entry or one a query
+        if table.ndim == 2:  # as in a kernel of a TPU, which cannot gather: [entries, 1], or [entries, queries]
             entry = self.entry(s - t)
             return score + sum(jnp.where(entry == n, table[n : n + 1], 0) for n in range(table.shape[0]))
-        if jnp.ndim(score) != 2 or min(score.shape) < _FEW:
+        in_kernel = jnp.shape(t) == jnp.shape(s)  # of a GPU, which reads an entry for each pair
+        if in_kernel or jnp.ndim(score) != 2 or min(score.shape) < _FEW:
             return score + table[self.entry(s - t)]
         return score + _of_distances(lambda d: table[self.entry(d)], t, s)
 

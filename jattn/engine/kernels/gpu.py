@@ -16,6 +16,7 @@ import numpy as np
 from jattn._jax import ManualAxisType, triton
 from jattn._jax import pallas as pl
 from jattn._numerics import in_kernel, nonfinite_rows
+from jattn._values import Table
 from jattn.engine import tuning
 from jattn.engine.kernels.layout import Kernel, Leaf
 from jattn.masks import EMPTY, FULL
@@ -157,12 +158,49 @@ def _slices(kernel: Kernel, role: str, shape: Sequence[int], i: Any, j: Any) -> 
     return tuple(pl.ds(at[x] * n if x in at else 0, n) for x, n in zip(_letters(role), block, strict=True))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class InMemory(Table):
+    """An array that stays in memory, and that a kernel looks up entries in: of the role "nm" by two indices, "n1" by
+    one, and "nq" by one for a row of the tile's queries."""
+
+    leaf: Leaf
+    ref: Any
+    index: Any
+    rest: tuple[Any, ...]
+    """What is read along the last axis, where there is no index for it."""
+    dtype: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.leaf.array.shape[1:]
+        return shape[: len(shape) - len(self.rest)]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def astype(self, dtype: Any) -> "InMemory":
+        return dataclasses.replace(self, dtype=dtype)
+
+    def __getitem__(self, at: Any) -> Any:
+        if self.leaf.role == "nq":
+            at = pl.ds(at, 1)
+        value = self.ref[(self.index, *(at if isinstance(at, tuple) else (at,)), *self.rest)]
+        if self.leaf.boolean:
+            return value != 0
+        return value if self.dtype is None else value.astype(self.dtype)
+
+
 def _read(kernel: Kernel, leaf: Leaf, ref: Any, index: Any, i: Any, j: Any) -> Any:
-    """The block of a leaf, laid along its axes of a transposed tile."""
+    """The block of a leaf, laid along its axes of a transposed tile; of a table, what reads it."""
     if leaf.role == "":
         value = ref[index]
         return value != 0 if leaf.boolean else value
-    value = ref[(index, *_slices(kernel, leaf.role, leaf.array.shape[1:], i, j))]
+    at = _slices(kernel, leaf.role, leaf.array.shape[1:], i, j)
+    if leaf.role.startswith("n"):
+        rest: dict[str, tuple[Any, ...]] = {"nm": (), "n1": (jnp.int32(0),), "nq": at[1:]}
+        return InMemory(leaf, ref, index, rest[leaf.role])
+    value = ref[(index, *at)]
     value = value.astype(jnp.int32) if leaf.boolean else value
     value = value.T if leaf.role in ("k", "qk") else value
     return value != 0 if leaf.boolean else value

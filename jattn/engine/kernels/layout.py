@@ -154,10 +154,8 @@ class Call:
         )
 
     def captured_roles(self, x: Operands) -> Sequence[str]:
-        """Those of what the score modifier captured, or of the values that stand for it; a table is "n"."""
-        if isinstance(self.plan.score, SeparatedScore):
-            return self.plan.score.roles
-        return ["" if c is None else "n"[: c.array.ndim - 1] for c in x.captured]
+        """Those of what the score modifier captured, or of the values that stand for it."""
+        return self.plan.score.roles if isinstance(self.plan.score, SeparatedScore) else [""] * len(x.captured)
 
     def values(self, captured: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
         """What a kernel takes for what the score modifier captured."""
@@ -221,8 +219,9 @@ class Call:
             return None
         a, plan = leaf.array, self.plan
         lengths = {"q": (plan.T, plan.q_rows), "k": (plan.S, plan.k_rows)}
-        if role == "" and a.ndim == 3:  # a table, which every tile has whole
-            role = "nm"
+        if role == "":  # a table, which every tile has whole, or a scalar
+            role = ("", "n", "nm")[a.ndim - 1]
+        if role == "nm":
             lengths = {letter: (n, -(-n // LANES) * LANES) for letter, n in zip(role, a.shape[1:], strict=True)}
         if role == "qk":  # one entry for all rows of a side has no axis there
             role = "".join(
@@ -261,8 +260,8 @@ class Call:
         return found
 
     def by_rows(self, part: Mask) -> Mask:
-        """A part of a mask, whose leaves are leaves here, with an entry a row for what a user's function looks up."""
-        if not part.asks_users_function:
+        """A part of a mask, whose leaves are leaves here, with an entry a row for what it looks up."""
+        if type(part).by_rows is Mask.by_rows:
             return part
         found: Mask = self.over_levels(lambda part, *at: part.by_rows(*at), part, *self.positions)
         return found
@@ -300,7 +299,7 @@ class Call:
             dropout = threefry.kept(words, 1 - rate, (i * plan.q_tile, j * plan.k_tile), shape), rate
 
         def over_tile(leaf: Leaf, a: Any) -> Any:
-            return a if leaf.role in ("", "nm") else jnp.broadcast_to(a, shape)
+            return a if leaf.role == "" or leaf.role.startswith("n") else jnp.broadcast_to(a, shape)
 
         mask = None if x.mask is None else jax.tree.map(over_tile, self.x.mask, x.mask)
         return Tile(

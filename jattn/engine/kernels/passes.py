@@ -37,25 +37,27 @@ FORWARD, TANGENT, BACKWARD_Q, BACKWARD_KV = "jattn_forward", "jattn_tangent", "j
 def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
     """The plan with the tiles of a kernel for some operands, and a score modifier that it can compute."""
     q_tile, k_tile = plan.q_tile, plan.k_tile
+    score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
     if not plan.tile_given:
         width, draws = max(x.q.shape[-1], x.v.shape[-1]), x.dropout is not None
+        gathers = bool(score.tables) if isinstance(score, SeparatedScore) else any(c.ndim for c in x.captured)
         q_tile, k_tile = tuning.kernel_tile_sizes(
-            plan.T, plan.S, plan.platform, kernel=kernel, width=width, draws=draws
+            plan.T, plan.S, plan.platform, kernel=kernel, width=width, draws=draws, gathers=gathers
         )
-    score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
     return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
 
 
-def plan_of(fun: PlannedFunction, xs: Sequence[Operand], kernel: str) -> Plan:
+def plan_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand], kernel: str) -> Plan:
     """The plan of a pass for one of its kernels."""
-    plan = kernel_plan(fun.plan, jax.tree.unflatten(fun.tree, xs[: fun.tree.num_leaves]), kernel)
+    own = [jax.ShapeDtypeStruct(x.shape[len(axes) :], x.dtype) for x, axes in zip(xs, levels.operands, strict=True)]
+    plan = kernel_plan(fun.plan, jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves]), kernel)
     assert (plan.score is None) == (fun.plan.score is None), "a score modifier that no kernel takes was refused before"
     return plan
 
 
 def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out, m, log_sum) of all heads."""
-    call = Call(plan_of(fun, xs, FORWARD), fun.tree, levels, xs)
+    call = Call(plan_of(fun, levels, xs, FORWARD), fun.tree, levels, xs)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
 
     def start(x: Operands) -> Carry:
@@ -129,7 +131,7 @@ def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: An
 
 def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out_dot, lse_dot) of all heads."""
-    call = Call(plan_of(fun, xs, TANGENT), fun.tree, levels, xs)
+    call = Call(plan_of(fun, levels, xs, TANGENT), fun.tree, levels, xs)
     plan, saved = call.plan, Saved.of(call)
     raw_dot = select_active(fun.tree, fun.argnums, call.more[3:])
     # The tangent of the sink is a matter of whole rows.
@@ -160,7 +162,7 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
 
 def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
-    call = Call(plan_of(fun, xs, BACKWARD_Q), fun.tree, levels, xs)
+    call = Call(plan_of(fun, levels, xs, BACKWARD_Q), fun.tree, levels, xs)
     pull = Pullback.of(call, run)
     # Each active operand by its number, so that every cotangent finds its place.
     given = select_active(fun.tree, fun.argnums, fun.argnums)
@@ -170,11 +172,11 @@ def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list
     if jax.tree.leaves(of_queries):
         found |= pull.to_queries(of_queries)
     if jax.tree.leaves(of_keys):
-        plan = plan_of(fun, xs, BACKWARD_KV)
+        plan = plan_of(fun, levels, xs, BACKWARD_KV)
         same = (plan.q_tile, plan.k_tile) == (call.plan.q_tile, call.plan.k_tile)
         by_keys = pull if same else Pullback.of(Call(plan, fun.tree, levels, xs), run)
         found |= by_keys.to_keys(of_keys)
-    if active.captured != given.captured:
+    if isinstance(call.plan.score, SeparatedScore) and any(i is not None for i in given.captured):
         pairs = zip(active.captured, call.x.captured, strict=True)
         of_values = [call.gather(*found[i], leaf.own) for i, leaf in pairs if i is not None]
         captured = {n: i for n, i in enumerate(given.captured) if i is not None}

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._values import Separated, separate
+from jattn._values import Separated, Table, separate
 from jattn.engine.score import ScalarScore
 
 ROLE_OF = MappingProxyType({None: "", 1: "q", 2: "k"})
@@ -22,13 +22,18 @@ class SeparatedScore:
 
     @classmethod
     def of(cls, score: ScalarScore) -> "SeparatedScore | None":
-        """None where an array is looked up for a pair."""
+        """None where an array is asked for more than its entries."""
         parts = separate(score.closed, 1, 2)
         return None if parts is None else cls(parts)
 
     @property
+    def tables(self) -> list[Any]:
+        """The types of the arrays that are looked up for each pair."""
+        return [v.aval for v in self.parts.between[None] if v.aval.shape]
+
+    @property
     def roles(self) -> tuple[str, ...]:
-        """Of each value, whose rows it has an entry for."""
+        """Of each value, whose rows it has an entry for; what is looked up for a pair is "", as a scalar is."""
         return tuple(ROLE_OF[n] for n, variables in self.parts.between.items() for _ in variables)
 
     def values(self, captured: tuple[jax.Array, ...], t: jax.Array, s: jax.Array) -> tuple[jax.Array, ...]:
@@ -39,11 +44,13 @@ class SeparatedScore:
         return tuple(found)
 
     def __call__(self, values: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-        def one(x: jax.Array, t: jax.Array, s: jax.Array, *values: jax.Array) -> jax.Array:
-            rest = iter(values)
+        laid = [c if isinstance(c, Table) else jnp.broadcast_to(c, tile.shape) for c in values]
+
+        def one(x: jax.Array, t: jax.Array, s: jax.Array, *scalars: jax.Array) -> jax.Array:
+            of_pair = iter(scalars)
+            rest = (c if isinstance(c, Table) else next(of_pair) for c in laid)
             given = {n: [next(rest) for _ in variables] for n, variables in self.parts.between.items()}
             found: jax.Array = self.parts.rest(given, x, t, s)[0].astype(x.dtype)
             return found
 
-        values = (jnp.broadcast_to(c, tile.shape) for c in values)
-        return jax.vmap(jax.vmap(one))(tile, t, s, *values)
+        return jax.vmap(jax.vmap(one))(tile, t, s, *(c for c in laid if not isinstance(c, Table)))

@@ -23,11 +23,12 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, Kernel
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import cudnn, passes
+from jattn.engine.kernels.layout import is_float
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore, TileScore
-from jattn.engine.tangent import Tangent
+from jattn.engine.tangent import DerivativePass, Tangent
 from jattn.masks import Mask
 
 Pass = Callable[..., list[jax.Array]]
@@ -96,7 +97,9 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> 
     x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
     found = of_sizes(plan, x, levels) or of_options(plan, x)
     if found is None and isinstance(fun, Backward):
-        found = of_bias_gradient(fun, plan, x, levels) or of_table_gradient(fun, x)
+        found = of_bias_gradient(fun, plan, x, levels)
+    if found is None and isinstance(fun, DerivativePass):
+        found = of_table_derivative(fun, x)
     if found is None and platform == "gpu" and plan.implementation is None:
         # jax.export refuses a program with a call of Triton: JAX does not promise to read it again.
         return "the GPU kernel is taken only where implementation='kernel' asks for it"
@@ -158,33 +161,43 @@ def of_options(plan: Plan, x: Operands) -> str | None:
         if np.dtype(rate.dtype) != np.float32:
             return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
     score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else None
-    if isinstance(plan.score, ScalarScore) and score is None:
+    if isinstance(plan.score, ScalarScore) and (score is None or (plan.platform == "tpu" and score.tables)):
         return "the score modifier looks up an array for each pair, which a kernel cannot gather from"
     looked_up = [] if score is None else [score.roles]
-    if x.mask is not None:
-        looked_up += [part.leaf_axes() for part in parts_of(mask_by_rows(plan, x)) if part.asks_users_function]
+    mask = None if x.mask is None else mask_by_rows(plan, x)
+    if mask is not None:
+        looked_up += [part.leaf_axes() for part in parts_of(mask) if part.asks_users_function]
     if any(roles.count(side) > tuning.KERNEL_ROWS for roles in looked_up for side in ("q", "k")):
         return f"more than {tuning.KERNEL_ROWS} arrays are looked up for each query or for each key"
     tables = [] if isinstance(plan.score, ScalarScore) else [c for c in x.captured if c.ndim]
-    if plan.platform == "gpu" and tables:
-        return "the score modifier looks up a table, which is not in the GPU kernel"
     longest = max((c.shape[0] for c in tables), default=0)
-    if longest > tuning.KERNEL_TABLE:
+    if longest > tuning.KERNEL_TABLE and plan.platform == "tpu":
         return (
             f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE}"
         )
-    if x.mask is not None:
-        mask = mask_by_rows(plan, x)
-        roles = zip(jax.tree.leaves(mask), mask.leaf_axes(), strict=True)
-        tables = [leaf for leaf, role in roles if not role and leaf.ndim]
-        if any(leaf.ndim != 2 or leaf.dtype != np.bool_ for leaf in tables):
+    if tables and plan.platform == "gpu" and of_user(plan.score, None):
+        return "a score modifier of your own looks up a table, which is not in the GPU kernel"
+    reasons = (of_mask(plan, part) for part in ([] if mask is None else parts_of(mask)))
+    return next((found for found in reasons if found is not None), None)
+
+
+def of_mask(plan: Plan, part: Mask) -> str | None:
+    """Of one of the masks that a mask is composed of, in the form that a kernel takes it."""
+    limited = plan.platform == "tpu"  # a GPU gathers from memory
+    leaves = list(zip(jax.tree.leaves(part), part.leaf_axes(), strict=True))
+    for chosen in (leaf.shape[0] for leaf, role in leaves if role == "nq"):
+        if chosen == 0:
+            return "no query can choose a block"
+        if limited and chosen > tuning.KERNEL_TABLE:
+            return f"each query chooses {chosen} blocks, and the kernel looks through {tuning.KERNEL_TABLE}"
+    for table in (leaf for leaf, role in leaves if not role and leaf.ndim):
+        held = table.ndim == 2 and table.dtype == np.bool_ and not part.asks_users_function
+        if not (held if limited else part.reads_entries):
             return "the mask looks up a table, which a kernel cannot gather from"
-        if tables and plan.platform == "gpu":
-            return "the mask looks up a table, which is not in the GPU kernel"
-        for table in tables:
+        entries = math.prod(-(-n // tuning.LANES) * tuning.LANES for n in table.shape)
+        if limited and entries > tuning.KERNEL_BLOCKS:
             n, m = table.shape
-            if math.prod(-(-size // tuning.LANES) * tuning.LANES for size in (n, m)) > tuning.KERNEL_BLOCKS:
-                return f"the mask has a table of {n} × {m} blocks, and the kernel holds {tuning.KERNEL_BLOCKS}"
+            return f"the mask has a table of {n} × {m} blocks, and the kernel holds {tuning.KERNEL_BLOCKS}"
     return None
 
 
@@ -205,10 +218,19 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
     return None
 
 
-def of_table_gradient(fun: Backward, x: Operands) -> str | None:
+def of_table_derivative(fun: DerivativePass, x: Operands) -> str | None:
     active = select_active(fun.tree, fun.argnums, fun.argnums)
-    tables = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None and c.ndim]
-    if isinstance(fun.plan.score, ScalarScore) or not tables or np.dtype(x.q.dtype) == np.float32:
+    captured = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None]
+    if isinstance(fun.plan.score, ScalarScore):
+        score = SeparatedScore.of(fun.plan.score) if captured else None
+        if score is not None and any(map(is_float, score.tables)):
+            return "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
+        return None
+    if not any(c.ndim for c in captured):
+        return None
+    if fun.platform == "gpu":
+        return "the derivative with respect to a table is not in the GPU kernel"
+    if isinstance(fun, Tangent) or np.dtype(x.q.dtype) == np.float32:
         return None
     return (
         f"the gradient of a table in {np.dtype(x.q.dtype)} does not fit into vector memory (TPU v5; of float32 it does)"
