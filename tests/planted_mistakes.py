@@ -383,9 +383,9 @@ CHOSEN = "jattn/masks/_chosen.py"
 KERNEL, PASSES, TPU = (f"jattn/engine/kernels/{name}.py" for name in ("layout", "passes", "tpu"))
 AS_DEFINED = "kernels.py::test_the_kernels_are_the_definition_and_its_derivatives"
 IN_GROUPS = "kernels.py::test_heads_that_share_their_keys_and_rows_of_their_own_lengths"
-plant("in a kernel, the same tile fetched at every step", TPU, "return fetch_ref[walk.place(states.own, h, a, b)]",
+plant("in a kernel, the same tile fetched at every step", TPU, "return fetch_ref[grid.place(states.own, h, a, b)]",
       "return b * 0", f"{AS_DEFINED}[causal]")
-plant("in a kernel, the last tile left out", TPU, "pl.when(b == walk.grid[2] - 1)", "pl.when(b == walk.grid[2] - 2)",
+plant("in a kernel, the last tile left out", TPU, "pl.when(b == grid.steps[2] - 1)", "pl.when(b == grid.steps[2] - 2)",
       f"{AS_DEFINED}[nothing]")
 plant("in a kernel, what is masked taken for full", TPU, "pl.when((state == FULL) & ~nonfinite)",
       "pl.when((state > 0) & ~nonfinite)", f"{AS_DEFINED}[causal]")
@@ -434,7 +434,7 @@ plant("in a kernel of the GPU, the last masked tile left out", GPU, "end = visit
 plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] > 0", "nonfinite[h] > 1",
       "kernels_gpu.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
 plant("in a kernel of the GPU, the part of a tile that is passed over left as it was", GPU,
-      "loop(end, jnp.int32(walk.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
+      "loop(end, jnp.int32(grid.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
 plant("in a kernel of the GPU, dk and dv in the tiles of dq", PASSES, "by_keys = pull if same else",
       "by_keys = pull if True else", "kernels_gpu.py::test_each_kernel_has_tiles_that_its_registers_hold[32]")
 

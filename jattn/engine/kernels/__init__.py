@@ -1,6 +1,6 @@
 """Kernels: the passes of the engine as single programs of an accelerator, from the same functions of a tile.
 
-layout     the operands of all heads, in blocks by their roles, and the walk over tiles that a kernel takes
+layout     the operands of all heads, in blocks by their roles, and the grid of a kernel
 threefry   the draws of dropout, of each pair by itself
 score      a user's score modifier, with what it looks up as operands
 passes     the forward, tangent and backward pass, each as kernels: what they fold over tiles

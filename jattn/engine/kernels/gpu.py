@@ -37,7 +37,7 @@ class Visits(NamedTuple):
 
     @classmethod
     def of(cls, kernel: Kernel) -> "Visits":
-        states, walk = kernel.states, kernel.walk
+        states, grid = kernel.states, kernel.grid
         xp = np if isinstance(states.array, np.ndarray) else jnp
         order = xp.argsort(FULL - states.array, axis=2, stable=True)
         counts = [found.sum(2).astype(np.int32) for found in (states.array == FULL, states.array != EMPTY)]
@@ -45,15 +45,15 @@ class Visits(NamedTuple):
         for leaf in (kernel.call.x.q, kernel.call.x.k, kernel.call.x.v):
             rows = jax.vmap(nonfinite_rows)(leaf.array)
             flags.append(kernel.call.spread(dataclasses.replace(leaf, array=rows.any((1, 2)))))
-        spoiled = jnp.broadcast_to(flags[0] | flags[1] | flags[2], walk.sizes).any(walk.shared)
-        small = np.int16 if walk.inner < 2**15 else np.int32
+        spoiled = jnp.broadcast_to(flags[0] | flags[1] | flags[2], grid.sizes).any(grid.shared)
+        small = np.int16 if grid.inner < 2**15 else np.int32
         order, full, visited = (jnp.asarray(x).reshape(-1) for x in (order.astype(small), *counts))
         return cls(states.own, order, full, visited, spoiled.astype(jnp.int32).reshape(-1))
 
 
 def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
     """The outputs of a kernel, [heads kept, ...]."""
-    visits, walk = Visits.of(kernel), kernel.walk
+    visits, grid = Visits.of(kernel), kernel.grid
     leaves, tree = jax.tree.flatten(kernel.operands)
     leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else x for x in leaves]
     fixed = [_is_fixed(kernel, leaf) for leaf in leaves]
@@ -67,7 +67,7 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
         def load(want: bool, b: Any, i: Any, j: Any) -> list[Any]:
             """The blocks of the leaves that are the same at every step, or of those that are not; else None."""
             pairs = zip(leaves, ins, fixed, strict=True)
-            return [_read(kernel, x, ref, walk.flat(x.own, h, b), i, j) if at == want else None for x, ref, at in pairs]
+            return [_read(kernel, x, ref, grid.flat(x.own, h, b), i, j) if at == want else None for x, ref, at in pairs]
 
         def store(ref: Any, role: str, i: Any, j: Any, value: Any) -> None:
             ref[(h, *_slices(kernel, role, ref.shape[1:], i, j))] = value.astype(ref.dtype)
@@ -76,13 +76,13 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
 
         def of_head(r: Any, carry: Any) -> Any:
             """The fold over the tiles of one of the heads that share the outer tile."""
-            b = r * walk.inner
-            place = walk.flat(visits.own, h, b) * walk.outer + a
+            b = r * grid.inner
+            place = grid.flat(visits.own, h, b) * grid.outer + a
 
             def loop(begin: Any, end: Any, step: Callable[..., Any], carry: Any) -> Any:
                 def numbered(n: Any, carry: Any) -> Any:
-                    inner = order[place * walk.inner + n].astype(jnp.int32)
-                    return step(carry, *((inner, a) if walk.keys_outer else (a, inner)))
+                    inner = order[place * grid.inner + n].astype(jnp.int32)
+                    return step(carry, *((inner, a) if grid.keys_outer else (a, inner)))
 
                 return jax.lax.fori_loop(begin, end, numbered, carry)
 
@@ -107,10 +107,10 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
             unmasked = jnp.where(nonfinite[h] > 0, 0, full[place])
             carry = loop(jnp.int32(0), unmasked, visit(False), carry)
             carry = loop(unmasked, end, visit(True), carry)
-            return loop(end, jnp.int32(walk.inner), nothing, carry) if kernel.of_tile else carry
+            return loop(end, jnp.int32(grid.inner), nothing, carry) if kernel.of_tile else carry
 
         carry = tuple(kernel.start(jax.tree.unflatten(tree, at_start)))
-        heads = walk.count(walk.shared)
+        heads = grid.count(grid.shared)
         if heads == 1:
             carry = of_head(jnp.int32(0), carry)
         else:
@@ -128,8 +128,8 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
         pl.pallas_call(
             traced,
             name=kernel.name,
-            grid=walk.grid[:2],
-            out_shape=[jax.ShapeDtypeStruct((walk.grid[0], *y.shape), y.dtype, **local) for y in kernel.outputs],
+            grid=grid.steps[:2],
+            out_shape=[jax.ShapeDtypeStruct((grid.steps[0], *y.shape), y.dtype, **local) for y in kernel.outputs],
             compiler_params=triton.CompilerParams(tuning.GPU_WARPS, tuning.GPU_STAGES),
             interpret=interpret,
         )(visits.order, visits.full, visits.visited, visits.nonfinite, *(x.array for x in leaves))
@@ -138,8 +138,8 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
 
 def _is_fixed(kernel: Kernel, leaf: Leaf) -> bool:
     """Whether the block of a leaf is the same at every step of the fold."""
-    inner = "q" if kernel.walk.keys_outer else "k"
-    return inner not in leaf.role and not set(leaf.own) & set(kernel.walk.shared)
+    inner = "q" if kernel.grid.keys_outer else "k"
+    return inner not in leaf.role and not set(leaf.own) & set(kernel.grid.shared)
 
 
 def _letters(role: str) -> str:

@@ -1,4 +1,4 @@
-"""The operands of all heads in blocks by their roles, and the walk over tiles that a kernel takes.
+"""The operands of all heads in blocks by their roles, and the grid of a kernel.
 
 A tile of a kernel is transposed: keys down and queries across. What belongs to a query is a row [1, q], to a key a
 column [k, 1], to neither a scalar. All levels of a batch are one axis of the grid; an operand that lacks some of them,
@@ -37,7 +37,7 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True)
-class Walk:
+class Grid:
     """The grid of a kernel: the heads that it keeps apart, the tiles of one side, then those of the other side.
 
     With `keys_outer` each key tile visits its query tiles, of all heads that share it; else each query tile of a head
@@ -66,7 +66,8 @@ class Walk:
         return math.prod(self.sizes[level] for level in levels)
 
     @property
-    def grid(self) -> tuple[int, int, int]:
+    def steps(self) -> tuple[int, int, int]:
+        """How many it has along each of its axes."""
         return self.count(self.kept), self.outer, self.count(self.shared) * self.inner
 
     def indices(self, h: Any, b: Any) -> dict[int, Any]:
@@ -334,7 +335,7 @@ class Kernel:
 
     name: str
     call: Call
-    walk: Walk
+    grid: Grid
     operands: Any
     """A pytree of leaves."""
     outputs: Sequence[Output]
@@ -354,7 +355,7 @@ class Kernel:
     def states(self) -> Leaf:
         """The block states, [heads, outer tiles, inner tiles]."""
         found = self.call.states()
-        return dataclasses.replace(found, array=found.array.swapaxes(1, 2)) if self.walk.keys_outer else found
+        return dataclasses.replace(found, array=found.array.swapaxes(1, 2)) if self.grid.keys_outer else found
 
     @property
     def tables(self) -> tuple[Leaf, list[Leaf]]:
@@ -367,13 +368,13 @@ class Kernel:
 
     def tile_at(self, a: Any, b: Any) -> tuple[Any, Any]:
         """(i, j) of outer tile a and step b of its fold."""
-        inner = self.walk.inner_tile(b)
-        return (inner, a) if self.walk.keys_outer else (a, inner)
+        inner = self.grid.inner_tile(b)
+        return (inner, a) if self.grid.keys_outer else (a, inner)
 
     def is_nonfinite(self, tables: Sequence[Any], bad: Sequence[Leaf], h: Any, b: Any, i: Any, j: Any) -> Any:
         """Whether a tile has a non-finite row, which makes it one to be masked; `tables` are read at an index."""
-        plan, walk = self.call.plan, self.walk
+        plan, grid = self.call.plan, self.grid
         found = jnp.int32(0)
         for table, leaf, n, at in zip(tables, bad, (plan.q_tiles, plan.k_tiles, plan.k_tiles), (i, j, j), strict=True):
-            found += table[walk.flat(leaf.own, h, b) * n + at]
+            found += table[grid.flat(leaf.own, h, b) * n + at]
         return found > 0

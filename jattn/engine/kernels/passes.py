@@ -18,7 +18,7 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
-from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, Walk, is_float
+from jattn.engine.kernels.layout import Call, Grid, Kernel, Leaf, Output, is_float
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
@@ -77,9 +77,9 @@ def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
 
     row = Output((1, T), "q", plan.dtype)
     outputs = [Output((T, Dv), "qd", plan.dtype), row, row]
-    walk = Walk(plan, call.sizes, call.every, keys_outer=False)
+    grid = Grid(plan, call.sizes, call.every, keys_outer=False)
     shapes = [(1, nq), (1, nq), (Dv, nq)]
-    out, m, log_sum = run(Kernel(FORWARD, call, walk, call.x, outputs, shapes, start, visit, finish))
+    out, m, log_sum = run(Kernel(FORWARD, call, grid, call.x, outputs, shapes, start, visit, finish))
     ys = out[:, : plan.T], m[:, 0, : plan.T], log_sum[:, 0, : plan.T]
     return [call.gather(y, call.every, own) for y, own in zip(ys, levels.outputs, strict=True)]
 
@@ -145,10 +145,10 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
         return add(carry, (a, lse_dot[None, :])), ()
 
     outputs = [Output((T, Dv), "qd", plan.dtype), Output((1, T), "q", plan.dtype)]
-    walk = Walk(plan, call.sizes, call.every, keys_outer=False)
+    grid = Grid(plan, call.sizes, call.every, keys_outer=False)
     shapes = [(Dv, nq), (1, nq)]
     start = zeros(shapes, plan.dtype)
-    kernel = Kernel(TANGENT, call, walk, operands, outputs, shapes, start, visit, lambda carry: (carry[0].T, carry[1]))
+    kernel = Kernel(TANGENT, call, grid, operands, outputs, shapes, start, visit, lambda carry: (carry[0].T, carry[1]))
     a, lse_dot = run(kernel)
     a = a[:, : plan.T].reshape(*call.sizes, plan.T, Dv)
     lse_dot = lse_dot[:, 0, : plan.T].reshape(*call.sizes, plan.T)
@@ -267,12 +267,12 @@ class Pullback:
             sums = [parts.q, *(c for c in parts.captured if c is not None)]
             return add(carry, sums), () if active.bias is None else (parts.bias.T,)
 
-        walk = Walk(plan, call.sizes, every, keys_outer=False)
+        grid = Grid(plan, call.sizes, every, keys_outer=False)
         shapes = [(D, nq), *((n, nq) for n in entries)]
         kernel = Kernel(
             BACKWARD_Q,
             call,
-            walk,
+            grid,
             self.operands,
             outputs,
             shapes,
@@ -315,10 +315,10 @@ class Pullback:
             parts = self.tile(operands, i, j, masked, active)
             return add(carry, [part for part in (parts.k, parts.v, *parts.captured) if part is not None]), ()
 
-        walk = Walk(plan, call.sizes, kept, keys_outer=True)
+        grid = Grid(plan, call.sizes, kept, keys_outer=True)
         shapes = [(plan.k_tile, D) for D in widths]
         start = zeros(shapes, plan.dtype)
-        kernel = Kernel(BACKWARD_KV, call, walk, self.operands, outputs, shapes, start, visit, lambda carry: carry)
+        kernel = Kernel(BACKWARD_KV, call, grid, self.operands, outputs, shapes, start, visit, lambda carry: carry)
         return {
             i: (y[:, : plan.S, 0] if leaf.role == "k" else y[:, : plan.S], kept)
             for (i, leaf), y in zip(pairs, self.run(kernel), strict=True)

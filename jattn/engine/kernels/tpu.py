@@ -18,21 +18,21 @@ from jattn.masks import EMPTY, FULL, PARTIAL
 
 def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Array]:
     """The outputs of a kernel, [heads kept, ...]."""
-    plan, walk = kernel.call.plan, kernel.walk
+    plan, grid = kernel.call.plan, kernel.grid
     states, bad = kernel.tables
     # A tile that is passed over names the one before it, which is there already, so that nothing is fetched.
     visited = states.array != EMPTY
-    last = jax.lax.cummax(jnp.where(visited, jnp.arange(walk.inner, dtype=jnp.int32), -1), axis=2)
+    last = jax.lax.cummax(jnp.where(visited, jnp.arange(grid.inner, dtype=jnp.int32), -1), axis=2)
     fetch = jnp.where(last < 0, jnp.argmax(visited, axis=2).astype(jnp.int32)[..., None], last)
 
     def inner(h: Any, a: Any, b: Any, states_ref: Any, fetch_ref: Any, *_: Any) -> Any:
-        return fetch_ref[walk.place(states.own, h, a, b)]
+        return fetch_ref[grid.place(states.own, h, a, b)]
 
     def outer(h: Any, a: Any, b: Any, *_: Any) -> Any:
         return a
 
     def stepped(h: Any, a: Any, b: Any, *_: Any) -> Any:
-        return walk.inner_tile(b)
+        return grid.inner_tile(b)
 
     sizes = {"q": plan.q_tile, "k": plan.k_tile}
 
@@ -40,13 +40,13 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
         """The block of a leaf at a step of the grid: `inner` finds the tile along the inner axis."""
         if leaf.role == "":
             return pl.BlockSpec(memory_space=tpu.SMEM)
-        tile_of = {"q": inner, "k": outer} if walk.keys_outer else {"q": outer, "k": inner}
+        tile_of = {"q": inner, "k": outer} if grid.keys_outer else {"q": outer, "k": inner}
         letters = leaf.role if len(leaf.role) > 1 else "1" + leaf.role
         shape = [sizes.get(letter, n) for n, letter in zip(leaf.array.shape[1:], letters, strict=True)]
         axes = [tile_of.get(letter, lambda *_: 0) for letter in letters]
 
         def index(h: Any, a: Any, b: Any, *tables: Any) -> Any:
-            return walk.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes)
+            return grid.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes)
 
         return pl.BlockSpec((None, *shape), index)
 
@@ -59,12 +59,12 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
         ins, outs, carry = refs[:n_in], refs[n_in : n_in + n_out], refs[n_in + n_out :]
         h, a, b = (pl.program_id(axis) for axis in range(3))
         i, j = kernel.tile_at(a, b)
-        state = states_ref[walk.place(states.own, h, a, b)]
+        state = states_ref[grid.place(states.own, h, a, b)]
         nonfinite = kernel.is_nonfinite(flags, bad, h, b, i, j)
 
         def load() -> Any:
             return jax.tree.unflatten(
-                tree, [read(x, ref, walk.flat(x.own, h, b)) for x, ref in zip(leaves, ins, strict=True)]
+                tree, [read(x, ref, grid.flat(x.own, h, b)) for x, ref in zip(leaves, ins, strict=True)]
             )
 
         def visit(masked: bool) -> None:
@@ -77,7 +77,7 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
         pl.when((state == PARTIAL) | ((state == FULL) & nonfinite))(lambda: visit(True))
         if kernel.of_tile:
             pl.when(state == EMPTY)(lambda: store(outs[n_sums:], [jnp.zeros_like(ref) for ref in outs[n_sums:]]))
-        pl.when(b == walk.grid[2] - 1)(lambda: store(outs[:n_sums], kernel.finish([ref[...] for ref in carry])))
+        pl.when(b == grid.steps[2] - 1)(lambda: store(outs[:n_sums], kernel.finish([ref[...] for ref in carry])))
 
     def traced(*refs: Any) -> None:
         with in_kernel():
@@ -85,8 +85,8 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
 
     # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
     local = {"manual_axis_type": ManualAxisType()}
-    heads = walk.grid[0]
-    out = [Leaf(jax.ShapeDtypeStruct((heads, *y.shape), y.dtype, **local), walk.kept, y.role) for y in kernel.outputs]
+    heads = grid.steps[0]
+    out = [Leaf(jax.ShapeDtypeStruct((heads, *y.shape), y.dtype, **local), grid.kept, y.role) for y in kernel.outputs]
     return list(
         pl.pallas_call(
             traced,
@@ -94,7 +94,7 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
             out_shape=[y.array for y in out],
             grid_spec=tpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=5,
-                grid=walk.grid,
+                grid=grid.steps,
                 in_specs=[spec(x, inner) for x in leaves],
                 out_specs=[spec(y, stepped) for y in out],
                 scratch_shapes=[tpu.VMEM(shape, plan.dtype) for shape in kernel.carry],
