@@ -16,6 +16,7 @@ out, in other recipes), test_public, test_sharding and test_visits. What they na
 """
 
 import argparse
+import ast
 import concurrent.futures
 import os
 import re
@@ -99,8 +100,8 @@ plant("the mask before the score", TILE, MASKED, "found = jnp.where(allowed, pro
 plant("no mask", TILE, MASKED, "return logits", ORDER)
 plant("the sink scaled", FORWARD, START,
       "return SoftmaxState.start(None if sink is None else sink * x.scale.astype(sink.dtype),", ORDER)
-plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sink, plan.dtype)\n            "
-      "sink = plan.score(x.captured, sink, *[jnp.zeros((1, 1), jnp.int32)] * 2)[0]\n            " + START, ORDER)
+plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sink, plan.dtype)\n    "
+      "sink = plan.score(x.captured, sink, *[jnp.zeros((1, 1), jnp.int32)] * 2)[0]\n    " + START, ORDER)
 plant("no sink", PARTIALS, "return cls(m, (m > -jnp.inf).astype(dtype),", "return cls(m, jnp.zeros_like(m),", ORDER)
 plant("lse without its sink", FORWARD,
       "out, m, log_sum = (before_keys(plan, x, 0) if state is None else state).finish(exact=exact)",
@@ -732,10 +733,24 @@ plant("a soft cap of any size called small", "jattn/engine/plan.py",
 
 
 def unplantable() -> list[str]:
-    """The mistakes whose text is not there exactly once, or is replaced by itself."""
+    """The mistakes whose text is not there exactly once, is replaced by itself, or leaves what is no Python."""
     texts = {m.file: (ROOT / m.file).read_text("utf-8") for m in TABLE}
-    counts = [(m, texts[m.file].count(m.old)) for m in TABLE]
-    return [f"{m.name}: {n} times in {m.file}: {m.old!r}" for m, n in counts if n != 1 or m.old == m.new]
+    found = []
+    for m in TABLE:
+        n = texts[m.file].count(m.old)
+        if n != 1 or m.old == m.new:
+            found.append(f"{m.name}: {n} times in {m.file}: {m.old!r}")
+        elif m.file.endswith(".py") and not is_python(texts[m.file].replace(m.old, m.new)):
+            found.append(f"{m.name}: not Python any more: {m.file}: {m.new!r}")
+    return found
+
+
+def is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def copied(mistake: Mistake | None, folder: Path) -> None:

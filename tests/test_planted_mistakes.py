@@ -9,7 +9,13 @@ def test_each_can_be_planted():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("no such line", ""), ("import", "from"), ("class Forward(", "class Forward(")]
+    ("old", "new"),
+    [
+        ("no such line", ""),
+        ("import", "from"),
+        ("class Forward(", "class Forward("),
+        ("class Forward(", " class Forward("),
+    ],
 )
 def test_one_that_cannot_be_is_told(old, new, monkeypatch):
     slip = planted.Mistake("a slip", "jattn/engine/forward.py", old, new, ())
