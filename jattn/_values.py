@@ -153,6 +153,7 @@ class Table:
     """An array that entries are looked up in one by one, and that is never there as a whole."""
 
     def __getitem__(self, at: Any) -> Any:
+        """The entry at an index, or at two. Each class has its own."""
         raise NotImplementedError
 
 
@@ -186,7 +187,8 @@ class Separated:
 
 
 def separate(closed: Closed, *alone: int) -> Separated | None:
-    """A function of scalars taken apart, or None where an array depends on an argument.
+    """A function of scalars taken apart, or None where it asks an array for more than its entries: where one depends on
+    an argument, has more than two axes, or is read as a whole.
 
     Args:
       alone: the arguments whose values are wanted on their own.
@@ -200,7 +202,7 @@ def separate(closed: Closed, *alone: int) -> Separated | None:
     of |= {v: (frozenset([i]), False) for i, v in enumerate(arguments)}
     between: dict[int | None, dict[Any, None]] = {i: {} for i in (None, *alone)}
     looked_up: dict[Any, bool] = {}
-    """Of each of them, whether nothing but its entries is read."""
+    """Of each of the variables between them, whether nothing but its entries is read."""
 
     def of_one(found: tuple[frozenset[int], bool]) -> bool:
         return found[1] and found[0] <= set(alone) and len(found[0]) < 2
@@ -218,8 +220,8 @@ def separate(closed: Closed, *alone: int) -> Separated | None:
         if not of_one(found):
             read_by_the_rest(e.invars, _is_entry(e))
     read_by_the_rest(made.jaxpr.outvars)
-    arrays = [(n, v) for n, variables in between.items() for v in variables if v.aval.shape]
-    if any(n is not None or len(v.aval.shape) > 2 or not looked_up[v] for n, v in arrays):
+    whole = [(n, v) for n, variables in between.items() for v in variables if v.aval.shape]
+    if any(n is not None or len(v.aval.shape) > 2 or not looked_up[v] for n, v in whole):
         return None
     return Separated(closed, made, MappingProxyType({i: tuple(found) for i, found in between.items()}))
 
