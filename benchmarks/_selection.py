@@ -37,13 +37,15 @@ def of_ways(ways: Sequence[str], derivatives: Sequence[str], everything: bool) -
                            "dtype": TYPES[(i + j + d) % 2], "T": LENGTH}  # fmt: skip
 
 
-def of_kernels(kernels: Sequence[str], gpu_kernels: Sequence[str], everything: bool) -> Iterator[Job]:
-    """What asks for kernels: each × value, gradient and jvp × device; or each once on a TPU and once on a GPU. What the
-    GPU alone has kernels for, on it alone."""
-    for i, way in enumerate([*kernels, *gpu_kernels]):
+def of_kernels(
+    kernels: Sequence[str], gpu_kernels: Sequence[str], tpu_kernels: Sequence[str], everything: bool
+) -> Iterator[Job]:
+    """What asks for kernels: each × value, gradient and jvp × device; or each once on a TPU and once on a GPU. What one
+    platform alone has kernels for, on it alone."""
+    for i, way in enumerate([*kernels, *gpu_kernels, *tpu_kernels]):
         for j, derivative in enumerate(HOLDS):
             for d, device in enumerate(compilers.TOPOLOGIES):
-                if i >= len(kernels) and device != "H200":
+                if way in (tpu_kernels if device == "H200" else gpu_kernels):
                     continue
                 mine = (i + j) % len(HOLDS) == 0 and (device == "H200" or d == i // len(HOLDS) % len(TPUS))
                 if everything or mine:
@@ -111,13 +113,14 @@ def chosen(
     ways: Sequence[str],
     kernels: Sequence[str],
     gpu_kernels: Sequence[str],
+    tpu_kernels: Sequence[str],
     cudnn: Sequence[str],
     derivatives: Sequence[str],
     everything: bool,
 ) -> list[Job]:
     """All programs. Those that are compared over T, and one ring, are compiled with the compiler's own effort: with
     less, a TPU's sends nothing while it computes."""
-    found = [*of_ways(ways, derivatives, everything), *of_kernels(kernels, gpu_kernels, everything)]
+    found = [*of_ways(ways, derivatives, everything), *of_kernels(kernels, gpu_kernels, tpu_kernels, everything)]
     found += [*of_cudnn(cudnn, everything)]
     found += [*of_lengths(derivatives, everything), *of_devices(everything)]
     found.sort(key=lambda job: job["section"] == "ways" and derivatives.index(job["derivative"]))

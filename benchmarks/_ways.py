@@ -79,6 +79,12 @@ def several(table: Any) -> dict[str, Any]:
     return {"mask": chosen & CAUSAL, "score": scores.compose(*modifiers)}
 
 
+def two_tables(table: Any) -> dict[str, Any]:
+    """Score modifiers that look up a distance, on both sides of one that does not."""
+    modifiers = scores.distance_bias(table), scores.soft_cap(30.0), scores.relative_bias(table[:32])
+    return {"score": scores.compose(*modifiers)}
+
+
 def kernel(name: str, options: Any = None, active: Any = None, rest: Any = None, D: int = D) -> Way:
     """One head, by its kernels and nothing else."""
 
@@ -310,6 +316,17 @@ GPU_KERNELS = [
            None, lambda T: Shape((32,), jnp.float32), 128),
 ]  # fmt: skip
 """What the GPU alone has kernels for, with an array that is looked up for each pair."""
+
+TPU_KERNELS = [
+    kernel("relative_bias(table)", lambda x: {"score": scores.relative_bias(x)}, lambda T: (32,)),
+    kernel("heads of 128, distance_bias(table)", lambda x: {"score": scores.distance_bias(x)},
+           lambda T: (1025,), D=128),
+    kernel("heads of 256, two tables and soft_cap", two_tables, lambda T: (1025,), D=256),
+    kernel("dropout, distance_bias(table)",
+           lambda x, key: {"score": scores.distance_bias(x), "dropout_rate": 0.1, "dropout_key": key},
+           lambda T: (1025,), key_of_random),
+]  # fmt: skip
+"""What the TPU alone has kernels for: with the gradient and the jvp of learned tables, of any number of entries."""
 
 LIBRARY = {"implementation": "cudnn"}
 CUDNN = [

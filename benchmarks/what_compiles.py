@@ -72,7 +72,8 @@ def compile_way(job: Job) -> dict[str, Any]:
         f: Callable[..., Any] = lambda active, rest: jax.nn.dot_product_attention(*active, is_causal=True)  # noqa: E731
         active, rest = [one] * 3, []
     else:
-        ways = {"kernels": [*_ways.KERNELS, *_ways.GPU_KERNELS], "cudnn": _ways.CUDNN}.get(job["section"], _ways.WAYS)
+        kernels = [*_ways.KERNELS, *_ways.GPU_KERNELS, *_ways.TPU_KERNELS]
+        ways = {"kernels": kernels, "cudnn": _ways.CUDNN}.get(job["section"], _ways.WAYS)
         f, active, rest = next(way for way in ways if way.name == job["way"]).make(T, dtype)
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), (active, rest))
     with compilers.described(job["device"]):
@@ -202,8 +203,8 @@ def main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     import _ways
 
-    names = ([way.name for way in ways] for ways in (_ways.WAYS, _ways.KERNELS, _ways.GPU_KERNELS, _ways.CUDNN))
-    jobs = chosen(*names, _ways.DERIVATIVES, args.all)
+    lists = _ways.WAYS, _ways.KERNELS, _ways.GPU_KERNELS, _ways.TPU_KERNELS, _ways.CUDNN
+    jobs = chosen(*([way.name for way in ways] for ways in lists), _ways.DERIVATIVES, args.all)
     jobs = [j for j in jobs if args.only in title(j) and args.section in j["section"]]
     jobs = [j for j in jobs if compilers.platform_of(j["device"]) not in absent]
     rows = measured(jobs, args.processes, args.log, args.minutes)

@@ -402,7 +402,7 @@ plant("in a kernel, no sink", PASSES, "SoftmaxState.start(x.sink,", "SoftmaxStat
       f"{AS_DEFINED}[one sink]")
 plant("in a kernel, the scale twice in the cotangent of the query", PASSES,
       "q=w.tile.q * w.tile.scale, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[everything]")
-plant("in a kernel, the bias transposed twice", PASSES, "(parts.bias.T,)", "(parts.bias,)", f"{AS_DEFINED}[everything]")
+plant("in a kernel, the bias transposed twice", PASSES, "[parts.bias.T]", "[parts.bias]", f"{AS_DEFINED}[everything]")
 DRAWN = "kernels.py::test_dropout_is_drawn_as_jax_random_draws_it"
 plant("in a kernel, dropout drawn in cells that are transposed", "jattn/engine/kernels/threefry.py",
       "jax.lax.rem(t, cell) * cell + jax.lax.rem(s, cell)", "jax.lax.rem(s, cell) * cell + jax.lax.rem(t, cell)", DRAWN)
@@ -428,6 +428,25 @@ plant("in a kernel, no cotangent of what a score looks up for a query", PASSES, 
 plant("in a kernel, no cotangent of what a score looks up for a key", PASSES, 'y[:, : plan.S, 0] if leaf.role == "k"',
       'y[:, : plan.S, 0] * 0 if leaf.role == "k"', OVER_ARRAYS)
 
+DISTANCES = "jattn/engine/kernels/distances.py"
+IN_ORDER = "kernels.py::test_where_rows_stand_in_order_a_table_of_any_size_is_looked_up_by_distance"
+plant("in a kernel, the distance from key to query", DISTANCES, "m - jnp.arange(n + m, dtype=jnp.int32)",
+      "jnp.arange(n + m, dtype=jnp.int32) - m", IN_ORDER)
+plant("in a kernel, the offsets of the next tile of keys", DISTANCES, "plan.k_tiles - 1 - j", "plan.k_tiles - j",
+      IN_ORDER)
+plant("in a kernel, diagonals that begin one entry late", DISTANCES, "queries + r, 1)", "queries + r + 1, 1)", IN_ORDER)
+plant("in a kernel, sums of diagonals that begin one entry late", DISTANCES, "keys - r, 1)", "keys - r + 1, 1)",
+      IN_ORDER)
+plant("in a kernel, the sums of diagonals of the last tile alone", TPU, "ref[:, offsets] += part",
+      "ref[:, offsets] = part", IN_ORDER)
+OF_ITS_HEAD = "kernels.py::test_the_diagonals_of_a_tile_are_those_of_its_table_and_of_its_head"
+plant("in a kernel, the sums of diagonals of one query tile alone", TPU, "pl.when((a == 0) & (b == 0))",
+      "pl.when(b == 0)", OF_ITS_HEAD)
+plant("a table that is looked up by distance where rows have positions", DISTANCES, "or not in_order", "",
+      f"{AS_DEFINED}[distance bias]")
+plant("a table beside one that is looked up by distance", DISTANCES, "if left or not", "if not",
+      "kernels.py::test_a_table_of_a_class_of_your_own_is_not_looked_up_by_distance")
+
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"
 plant("in a kernel of the GPU, the last masked tile left out", GPU, "end = visited[place]", "end = visited[place] - 1",
@@ -451,7 +470,7 @@ plant("in a kernel of the GPU, the tables of another head", GPU, "(self.index, *
 plant("in a kernel of the GPU, an index beyond an array", "jattn/_values.py", "jnp.clip(i, 0, n - 1)",
       "jnp.clip(i, 0, n)", f"{ON_GPU}[arrays of pairs]")
 plant("what a score captured alone taken for what is differentiated", PASSES,
-      "SeparatedScore) and any(i is not None for i in given.captured)", "SeparatedScore)",
+      "has_values(call.plan.score) and any(i is not None for i in given.captured)", "has_values(call.plan.score)",
       f"{AS_DEFINED}[a user's, over an array by query and by key]")
 plant("in a kernel of the GPU, the derivative with respect to a table not refused", "jattn/engine/kernels/support.py",
       'if fun.platform == "gpu":\n        return "the derivative', 'if False:\n        return "the derivative',

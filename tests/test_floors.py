@@ -55,7 +55,13 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["attend"],
     ],
     "engine.batching": [["partition"], ["primitive"], ["vmap"], ["derivatives"]],
-    "engine.kernels": [["score", "threefry"], ["layout"], ["cudnn", "gpu", "passes", "tpu"], ["support"], ["report"]],
+    "engine.kernels": [
+        ["distances", "score", "threefry"],
+        ["layout"],
+        ["cudnn", "gpu", "passes", "tpu"],
+        ["support"],
+        ["report"],
+    ],
     "figures": [["_canvas"], ["_effects", "_plane", "_signed", "_tiles", "_weights"], ["_time"]],
     "flow": [
         ["_closed", "_margins", "_measures", "_paths"],

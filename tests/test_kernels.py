@@ -5,6 +5,7 @@ so that full tiles, masked tiles, tiles that are passed over and tiles that pad 
 float64. That the kernels compile for a TPU is asked of its compiler by `make compile`.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -24,6 +25,7 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import passes, tpu
+from jattn.engine.kernels.distances import DistanceScore
 from jattn.engine.plan import Operands
 
 T, S, D, Dv = 150, 300, 16, 24
@@ -101,6 +103,60 @@ AGAIN |= {"prefix | ~window", "dilated | chunked", "sinks | strided, or neighbou
 )
 def test_the_kernels_are_the_definition_and_its_derivatives(name):
     assert_as_defined(CASES[name], T, S, D, Dv, TILE)
+
+
+def two_tables(x):
+    """Of more entries than a kernel compares with, between what depends on them."""
+    table = jnp.tile(x["table"], 5)
+    first, second = scores.distance_bias(table[:129]), scores.relative_bias(table[:96] * x["c"], max_distance=128)
+    return scores.compose(first, scores.soft_cap(3.0), second, scores.alibi(x["c"]))
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("tile", [(128, 256), (256, 128)])
+def test_where_rows_stand_in_order_a_table_of_any_size_is_looked_up_by_distance(tile):
+    case = ("table", "c", "bias", "scale"), masks.window(150, 30), two_tables, {}
+    assert_as_defined(case, 300, 300, D, Dv, tile)
+
+
+@pytest.mark.structure
+def test_the_diagonals_of_a_tile_are_those_of_its_table_and_of_its_head():
+    """Heads with a table each, and examples that share them; the gradient adds up all that is looked up."""
+    q, k, v = (jnp.asarray(normal(2, 3, S, D, seed=n), jnp.float32) for n in range(3))
+    tables = jnp.asarray(normal(3, 129, seed=3), jnp.float32)
+
+    def f(q, k, v, tables, implementation):
+        def one(q, k, v, table):
+            how = {"mask": masks.causal(), "score": scores.distance_bias(table), "return_lse": True, "tile": TILE}
+            return jattn.attention(q, k, v, implementation=implementation, **how)
+
+        return jax.vmap(jax.vmap(one), (0, 0, 0, None))(q, k, v, tables)
+
+    got, want = (batch(lambda *x, i=i: f(*x, i))(q, k, v, tables) for i in ("interpret", "loops"))
+    assert_close(got, jax.tree.map(np.asarray, want))
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["table"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class OfRows(scores.Score):
+    """Looks up no distance."""
+
+    table: np.ndarray
+
+    def __call__(self, score, t, s):
+        return score + self.table[t % 9] * self.table[s % 9]
+
+
+def test_a_table_of_a_class_of_your_own_is_not_looked_up_by_distance():
+    def found(score, **positions):
+        plan, x = make_plan(Operands(*head(), **positions), score, None)
+        return DistanceScore.of(plan.for_platform("tpu"), x)
+
+    ours, own = scores.distance_bias(LEARNED), OfRows(LEARNED)
+    assert found(scores.compose(ours, scores.alibi(0.5))).roles == ("o", "")
+    for score in (own, scores.compose(ours, own), scores.alibi(0.5)):
+        assert found(score) is None
+    assert found(ours, **ROWS) is None
 
 
 @pytest.mark.structure
@@ -270,6 +326,7 @@ def test_one_exported_program_holds_the_form_of_each_platform():
     assert_close(exported.call(*x), jax.tree.map(np.asarray, jax.jit(f)(*x)))
 
 
+ROWS = {"q_positions": np.arange(2048, dtype=np.int32), "k_positions": np.arange(2048, dtype=np.int32)}
 LEARNED, ARRAYS = np.zeros(9, np.float32), jnp.zeros((3, T))
 WITHOUT = {  # what has no kernel: options, sizes, and what is said
     "dropout of other keys": (
@@ -303,9 +360,15 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
         "more than 2 arrays are looked up for each query or for each key",
     ),
     "a long table": (
-        {"score": scores.distance_bias(np.zeros(129, np.float32))},
+        {"score": scores.distance_bias(np.zeros(129, np.float32)), **ROWS},
         {},
         "the score modifier has a table of 129 entries, and the kernel looks through 64",
+    ),
+    "a long table, and many rows": (
+        {"score": scores.distance_bias(np.zeros(129, np.float32))},
+        {"T": 2**16, "S": 2**16},
+        "the score modifier has a table of 129 entries, and the kernel looks through 64 "
+        "(of rows without positions it holds 65536 offsets",
     ),
     "an array of scores": (
         {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[jnp.abs(t - s) % 9]},
@@ -465,15 +528,21 @@ def test_a_class_of_masks_of_a_users_own_is_tried_and_runs_as_loops_where_it_can
 
 
 @pytest.mark.structure
-def test_the_gradient_of_a_table_in_bfloat16_runs_as_loops():
-    """The compiler of v5e and v5p has no room for it; its value, and the gradient in float32, are kernels."""
+def test_the_gradient_of_a_table_in_bfloat16_is_kernels_where_rows_stand_in_order():
+    """Compared with each entry, the compiler of v5e and v5p has no room for it in bfloat16; in float32 it has."""
 
-    def passes_of(dtype, which):
+    def passes_of(dtype, which, **positions):
         q, k, v = (jax.ShapeDtypeStruct((512, 64), dtype) for _ in range(3))
         table = jax.ShapeDtypeStruct((32,), jnp.float32)
-        f = lambda table, *x: jattn.attention(*x, score=scores.relative_bias(table)).astype(jnp.float32).sum()  # noqa: E731
+
+        def f(table, *x):
+            return jattn.attention(*x, score=scores.relative_bias(table), **positions).astype(jnp.float32).sum()
+
         found = jattn.implementations(jax.grad(f, which), table, q, k, v, platform="tpu")
         return {one.name: one.kernel for one in found}
 
-    assert passes_of(jnp.bfloat16, 0) == {"forward": True, "backward": False}
-    assert passes_of(jnp.bfloat16, 1) == passes_of(jnp.float32, 0) == {"forward": True, "backward": True}
+    both, at = {"forward": True, "backward": True}, np.arange(512, dtype=np.int32)
+    given = {"q_positions": at, "k_positions": at}
+    assert passes_of(jnp.bfloat16, 0) == both
+    assert passes_of(jnp.bfloat16, 0, **given) == {"forward": True, "backward": False}
+    assert passes_of(jnp.bfloat16, 1, **given) == passes_of(jnp.float32, 0, **given) == both

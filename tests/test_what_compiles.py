@@ -27,8 +27,9 @@ LENGTHS = _selection.LENGTHS
 NAMES = [way.name for way in _ways.WAYS]
 KERNELS = [way.name for way in _ways.KERNELS]
 GPU_KERNELS = [way.name for way in _ways.GPU_KERNELS]
+TPU_KERNELS = [way.name for way in _ways.TPU_KERNELS]
 CUDNN = [way.name for way in _ways.CUDNN]
-WAYS = NAMES, KERNELS, GPU_KERNELS, CUDNN
+WAYS = NAMES, KERNELS, GPU_KERNELS, TPU_KERNELS, CUDNN
 
 
 @pytest.mark.parametrize("module", ["masks", "scores", "heads", "cache"])
@@ -75,9 +76,10 @@ def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
         [job for job in _selection.chosen(*WAYS, _ways.DERIVATIVES, x) if job["section"] == "kernels"]
         for x in (False, True)
     )
-    assert len(whole) == len(KERNELS) * 3 * len(compilers.TOPOLOGIES) + len(GPU_KERNELS) * 3
+    tpus = len(compilers.TOPOLOGIES) - 1
+    assert len(whole) == 3 * (len(KERNELS + GPU_KERNELS) + tpus * len(KERNELS + TPU_KERNELS))
     assert [job["way"] for job in quick if job["device"] == "H200"] == KERNELS + GPU_KERNELS
-    assert [job["way"] for job in quick if job["device"] != "H200"] == KERNELS
+    assert [job["way"] for job in quick if job["device"] != "H200"] == KERNELS + TPU_KERNELS
     assert {job["device"] for job in quick} == set(compilers.TOPOLOGIES)
     assert compilers.kernels(TEXT) == 0
     assert compilers.kernels(f"{TEXT}  %a = f32[] custom-call(%b), {compilers.KERNELS[0]}\n" * 2) == 2

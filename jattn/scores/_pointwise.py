@@ -25,8 +25,25 @@ class Score:
         """What no result exceeds in magnitude, of scores that are finite; None where nothing is known."""
         return None
 
+    def at_distances(self, distance: jax.Array) -> "Score":
+        """The same score with what it looks up for each of these distances s − t in the place of its tables.
+
+        That is what a kernel takes which cannot gather, and spreads over the diagonals of a tile (`OfPairs`).
+        """
+        return self
+
     def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         raise NotImplementedError
+
+
+@value
+class OfPairs(Score):
+    """A score plus an entry of each pair."""
+
+    entries: Float[Array, "..."]
+
+    def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        return score + self.entries.astype(score.dtype)
 
 
 @value
@@ -83,6 +100,9 @@ class Composed(Score):
     @property
     def looks_at_positions(self) -> bool:  # type: ignore[override]
         return any(f.looks_at_positions for f in self.scores)
+
+    def at_distances(self, distance: jax.Array) -> "Composed":
+        return Composed(tuple(f.at_distances(distance) for f in self.scores))
 
     def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         for f in self.scores:

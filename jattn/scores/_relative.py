@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Integer
 from jattn._values import show, static, value
-from jattn.scores._pointwise import Score
+from jattn.scores._pointwise import OfPairs, Score
 
 
 class _OfDistance(Score):
@@ -20,6 +20,9 @@ class _OfDistance(Score):
     def entry(self, distance: jax.Array) -> jax.Array:
         """Which entry each distance has."""
         raise NotImplementedError
+
+    def at_distances(self, distance: jax.Array) -> Score:
+        return OfPairs(self.table[self.entry(distance)])
 
     def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         table = self.table.astype(score.dtype)

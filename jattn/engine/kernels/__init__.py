@@ -3,6 +3,7 @@
 layout     the operands of all heads, in blocks by their roles, and the grid of a kernel
 threefry   the draws of dropout, of each pair by itself
 score      a user's score modifier, with what it looks up as operands
+distances  a score modifier of this library, with what it looks up by distance as operands of the TPU
 passes     the forward, tangent and backward pass, each as kernels: what they fold over tiles
 tpu        a kernel as a program of the TPU (Pallas, Mosaic)
 gpu        a kernel as a program of an NVIDIA GPU (Pallas, Triton)

@@ -18,6 +18,7 @@ import numpy as np
 from jattn._numerics import nonfinite_rows
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
+from jattn.engine.kernels.distances import DistanceScore, over_diagonals
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
@@ -156,12 +157,12 @@ class Call:
 
     def captured_roles(self, x: Operands) -> Sequence[str]:
         """Those of what the score modifier captured, or of the values that stand for it."""
-        return self.plan.score.roles if isinstance(self.plan.score, SeparatedScore) else [""] * len(x.captured)
+        return self.plan.score.roles if has_values(self.plan.score) else [""] * len(x.captured)
 
     def values(self, captured: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
         """What a kernel takes for what the score modifier captured."""
         score = self.plan.score
-        if not isinstance(score, SeparatedScore):
+        if not has_values(score):
             return captured
         found: tuple[Leaf, ...] = self.over_levels(score.values, captured, *self.positions)
         return found
@@ -169,7 +170,7 @@ class Call:
     def values_dot(self, captured_dot: tuple[Leaf | None, ...]) -> tuple[Leaf | None, ...]:
         """The tangents of these values, of those of what was captured."""
         score = self.plan.score
-        if not isinstance(score, SeparatedScore):
+        if not has_values(score):
             return captured_dot
         active = [n for n, x_dot in enumerate(captured_dot) if x_dot is not None]
         if not active:
@@ -235,7 +236,7 @@ class Call:
         more = [(0, 0)] + [(0, lengths[letter][1] - lengths[letter][0] if letter in lengths else 0) for letter in role]
         ids = role in ("q", "k") and jnp.issubdtype(a.dtype, jnp.integer)
         a = jnp.pad(a, more, mode="edge" if ids else "constant") if any(n for _, n in more) else a
-        if role in ("q", "k"):
+        if role in ("q", "k", "o"):
             a = a[:, None, :]
         elif role == "n":  # a table, as a column
             a, role = a[:, :, None], "n1"
@@ -309,12 +310,23 @@ class Call:
             v=wide(x.v),
             bias=wide(x.bias),
             scale=wide(x.scale),
-            captured=x.captured,
+            captured=tuple(starmap(self.over_tile, zip(x.captured, self.x.captured, strict=True))),
             mask=mask,
             q_axis=axis(i, plan.q_tile, 1, x.q_positions),
             k_axis=axis(j, plan.k_tile, 0, x.k_positions),
             dropout=dropout,
         )
+
+    def over_tile(self, value: Any, leaf: Leaf) -> Any:
+        """What was read of a captured value; of one for each offset, an entry of each pair."""
+        if value is None or leaf.role != "o":
+            return value
+        return over_diagonals(value.astype(self.plan.dtype), self.plan.q_tile)
+
+
+def has_values(score: Any) -> bool:
+    """Whether a kernel takes values that a score modifier makes of what it captured."""
+    return isinstance(score, (SeparatedScore, DistanceScore))
 
 
 def is_float(x: Any) -> bool:
@@ -346,10 +358,12 @@ class Kernel:
     visit: Callable[[Any, Sequence[jax.Array], Any, Any, bool], tuple[Sequence[jax.Array], Sequence[jax.Array]]]
     """operands, carry, i, j, masked → the carry after tile (i, j), and what that tile alone has."""
     finish: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
-    """The carry after all tiles → the outputs but those that are one a tile, which come last."""
+    """The carry after all tiles → the outputs but those to which every tile has its own part, which come last."""
 
     of_tile: int = 0
     """How many of the outputs are one a tile."""
+    of_offsets: int = 0
+    """How many are one a head, to which each tile adds the sums that it has at its offsets. They come last of all."""
 
     @property
     def states(self) -> Leaf:

@@ -18,7 +18,8 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
-from jattn.engine.kernels.layout import Call, Grid, Kernel, Leaf, Output, is_float
+from jattn.engine.kernels.distances import DistanceScore, sums_of_diagonals
+from jattn.engine.kernels.layout import Call, Grid, Kernel, Leaf, Output, has_values, is_float
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
@@ -36,7 +37,6 @@ FORWARD, TANGENT, BACKWARD_Q, BACKWARD_KV = "jattn_forward", "jattn_tangent", "j
 
 def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
     """The plan with the tiles of a kernel for some operands, and a score modifier that it can compute."""
-    q_tile, k_tile = plan.q_tile, plan.k_tile
     score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
     if not plan.tile_given:
         width, draws = max(x.q.shape[-1], x.v.shape[-1]), x.dropout is not None
@@ -44,7 +44,8 @@ def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
         q_tile, k_tile = tuning.kernel_tile_sizes(
             plan.T, plan.S, plan.platform, kernel=kernel, width=width, draws=draws, gathers=gathers
         )
-    return dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile, score=score)
+        plan = dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile)
+    return dataclasses.replace(plan, score=DistanceScore.of(plan, x) or score)
 
 
 def plan_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand], kernel: str) -> Plan:
@@ -176,7 +177,7 @@ def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list
         same = (plan.q_tile, plan.k_tile) == (call.plan.q_tile, call.plan.k_tile)
         by_keys = pull if same else Pullback.of(Call(plan, fun.tree, levels, xs), run)
         found |= by_keys.to_keys(of_keys)
-    if isinstance(call.plan.score, SeparatedScore) and any(i is not None for i in given.captured):
+    if has_values(call.plan.score) and any(i is not None for i in given.captured):
         pairs = zip(active.captured, call.x.captured, strict=True)
         of_values = [call.gather(*found[i], leaf.own) for i, leaf in pairs if i is not None]
         captured = {n: i for n, i in enumerate(given.captured) if i is not None}
@@ -192,7 +193,7 @@ def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list
 def numbered_values(call: Call, captured: tuple[int | None, ...], free: int) -> tuple[int | None, ...]:
     """What the score modifier captured, by its numbers where it is active; or in its place the floating values that
     stand for it, by numbers from `free` on."""
-    if not isinstance(call.plan.score, SeparatedScore):
+    if not has_values(call.plan.score):
         return captured
     active = any(i is not None for i in captured)
     return tuple(free + n if active and is_float(leaf.array) else None for n, leaf in enumerate(call.x.captured))
@@ -231,9 +232,9 @@ class Pullback:
         w = recomputed(self.call, x, rows, i, j, masked)
         captured = tuple(
             c
-            if n is None or leaf.role == "k"
+            if n is None or leaf.role in ("k", "o")
             else jnp.broadcast_to(c, (*c.shape[:1], g.shape[1]) if c.ndim else g.shape)
-            for c, n, leaf in zip(x.captured, active.captured, self.call.x.captured, strict=True)
+            for c, n, leaf in zip(w.tile.captured, active.captured, self.call.x.captured, strict=True)
         )
         w = w._replace(tile=w.tile._replace(captured=captured))
         if active.scale is not None:
@@ -255,17 +256,22 @@ class Pullback:
         x, every = self.operands[0], call.every
         T, D, nq = plan.q_rows, x.q.array.shape[2], plan.q_tile
         wanted = active._replace(q=-1 if active.q is None else active.q)
-        captured = {i: leaf for i, leaf in zip(active.captured, x.captured, strict=True) if i is not None}
+        of_captured = {i: leaf for i, leaf in zip(active.captured, x.captured, strict=True) if i is not None}
+        captured = {i: leaf for i, leaf in of_captured.items() if leaf.role != "o"}
+        at_offsets = [i for i in of_captured if i not in captured]
         entries = [1 if leaf.role == "" else leaf.array.shape[1] for leaf in captured.values()]
         rounded = active.scale is None and x.q.own == every
         outputs = [Output((T, D), "qd", x.q.array.dtype if rounded else plan.dtype)]
         outputs += [Output((n, T), "nq", plan.dtype) for n in entries]
         outputs += [Output((T, plan.k_rows), "qk", plan.dtype)] * (active.bias is not None)
+        outputs += [Output((1, T + plan.k_rows), "o", plan.dtype)] * len(at_offsets)
 
         def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
             parts = self.tile(operands, i, j, masked, wanted)
-            sums = [parts.q, *(c for c in parts.captured if c is not None)]
-            return add(carry, sums), () if active.bias is None else (parts.bias.T,)
+            of = dict(zip(active.captured, parts.captured, strict=True))
+            of_tile = [] if active.bias is None else [parts.bias.T]
+            sums = [parts.q, *(of[i] for i in captured)]
+            return add(carry, sums), [*of_tile, *(sums_of_diagonals(of[i]) for i in at_offsets)]
 
         grid = Grid(plan, call.sizes, every, keys_outer=False)
         shapes = [(D, nq), *((n, nq) for n in entries)]
@@ -280,6 +286,7 @@ class Pullback:
             visit,
             lambda carry: (carry[0].T, *carry[1:]),
             of_tile=int(active.bias is not None),
+            of_offsets=len(at_offsets),
         )
         dq, *rest = self.run(kernel)
         dq = dq[:, : plan.T]
@@ -287,8 +294,9 @@ class Pullback:
             i: ({"": y.sum((1, 2)), "n1": y.sum(2), "q": y[:, 0, : plan.T]}[leaf.role], every)
             for (i, leaf), y in zip(captured.items(), rest, strict=False)
         }
+        found |= {i: (y[:, 0], every) for i, y in zip(at_offsets, rest[len(rest) - len(at_offsets) :], strict=True)}
         if active.bias is not None:
-            found[active.bias] = rest[-1][:, : plan.T, : plan.S], every
+            found[active.bias] = rest[len(captured)][:, : plan.T, : plan.S], every
         if active.scale is not None:
             q = call.spread(call.raw.q).astype(plan.dtype)
             unscaled = dq.reshape(*call.sizes, plan.T, D)

@@ -23,6 +23,7 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, Kernel
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import cudnn, passes
+from jattn.engine.kernels.distances import DistanceScore
 from jattn.engine.kernels.layout import is_float
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.plan import Operands, Plan, select_active
@@ -171,14 +172,20 @@ def of_options(plan: Plan, x: Operands) -> str | None:
         return f"more than {tuning.KERNEL_ROWS} arrays are looked up for each query or for each key"
     tables = [] if isinstance(plan.score, ScalarScore) else [c for c in x.captured if c.ndim]
     longest = max((c.shape[0] for c in tables), default=0)
-    if longest > tuning.KERNEL_TABLE and plan.platform == "tpu":
+    if longest > tuning.KERNEL_TABLE and plan.platform == "tpu" and not by_distance(plan, x):
         return (
-            f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE}"
+            f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE} "
+            f"(of rows without positions it holds {tuning.KERNEL_OFFSETS} offsets, whatever the table)"
         )
     if tables and plan.platform == "gpu" and of_user(plan.score, None):
         return "a score modifier of your own looks up a table, which is not in the GPU kernel"
     reasons = (of_mask(plan, part) for part in ([] if mask is None else parts_of(mask)))
     return next((found for found in reasons if found is not None), None)
+
+
+def by_distance(plan: Plan, x: Operands) -> bool:
+    """Whether the tables of a score modifier are looked up before its kernels, at every distance."""
+    return isinstance(passes.kernel_plan(plan, x, passes.FORWARD).score, DistanceScore)
 
 
 def of_mask(plan: Plan, part: Mask) -> str | None:
@@ -226,14 +233,15 @@ def of_table_derivative(fun: DerivativePass, x: Operands) -> str | None:
         if score is not None and any(map(is_float, score.tables)):
             return "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
         return None
-    if not any(c.ndim for c in captured):
+    if not any(c.ndim for c in captured) or by_distance(fun.plan, x):
         return None
     if fun.platform == "gpu":
         return "the derivative with respect to a table is not in the GPU kernel"
     if isinstance(fun, Tangent) or np.dtype(x.q.dtype) == np.float32:
         return None
     return (
-        f"the gradient of a table in {np.dtype(x.q.dtype)} does not fit into vector memory (TPU v5; of float32 it does)"
+        f"the gradient of a table in {np.dtype(x.q.dtype)} does not fit into vector memory where rows have positions "
+        "(TPU v5; of float32 it does)"
     )
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jattn._jax import ManualAxisType, tpu
 from jattn._jax import pallas as pl
 from jattn._numerics import in_kernel
+from jattn.engine.kernels.distances import offsets_of_tile
 from jattn.engine.kernels.layout import Kernel, Leaf
 from jattn.masks import EMPTY, FULL, PARTIAL
 
@@ -52,31 +53,39 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
 
     leaves, tree = jax.tree.flatten(kernel.operands)
     leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else x for x in leaves]
-    n_in, n_out, n_sums = len(leaves), len(kernel.outputs), len(kernel.outputs) - kernel.of_tile
+    n_in, n_out = len(leaves), len(kernel.outputs)
+    n_of_heads = n_out - kernel.of_offsets
+    n_sums = n_of_heads - kernel.of_tile
 
     def body(states_ref: Any, fetch_ref: Any, *refs: Any) -> None:
         flags, refs = refs[:3], refs[3:]
         ins, outs, carry = refs[:n_in], refs[n_in : n_in + n_out], refs[n_in + n_out :]
         h, a, b = (pl.program_id(axis) for axis in range(3))
         i, j = kernel.tile_at(a, b)
+        offsets = offsets_of_tile(plan, i, j)
         state = states_ref[grid.place(states.own, h, a, b)]
         nonfinite = kernel.is_nonfinite(flags, bad, h, b, i, j)
 
         def load() -> Any:
             return jax.tree.unflatten(
-                tree, [read(x, ref, grid.flat(x.own, h, b)) for x, ref in zip(leaves, ins, strict=True)]
+                tree, [read(x, ref, grid.flat(x.own, h, b), offsets) for x, ref in zip(leaves, ins, strict=True)]
             )
 
         def visit(masked: bool) -> None:
-            after, of_tile = kernel.visit(load(), [ref[...] for ref in carry], i, j, masked)
+            after, more = kernel.visit(load(), [ref[...] for ref in carry], i, j, masked)
             store(carry, after)
-            store(outs[n_sums:], of_tile)
+            store(outs[n_sums:n_of_heads], more[: kernel.of_tile])
+            for ref, part in zip(outs[n_of_heads:], more[kernel.of_tile :], strict=True):
+                ref[:, offsets] += part
 
+        for ref in outs[n_of_heads:]:
+            pl.when((a == 0) & (b == 0))(lambda ref=ref: store([ref], [jnp.zeros_like(ref)]))
         pl.when(b == 0)(lambda: store(carry, kernel.start(load())))
         pl.when((state == FULL) & ~nonfinite)(lambda: visit(False))
         pl.when((state == PARTIAL) | ((state == FULL) & nonfinite))(lambda: visit(True))
         if kernel.of_tile:
-            pl.when(state == EMPTY)(lambda: store(outs[n_sums:], [jnp.zeros_like(ref) for ref in outs[n_sums:]]))
+            of_tile = outs[n_sums:n_of_heads]
+            pl.when(state == EMPTY)(lambda: store(of_tile, [jnp.zeros_like(ref) for ref in of_tile]))
         pl.when(b == grid.steps[2] - 1)(lambda: store(outs[:n_sums], kernel.finish([ref[...] for ref in carry])))
 
     def traced(*refs: Any) -> None:
@@ -99,7 +108,9 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
                 out_specs=[spec(y, stepped) for y in out],
                 scratch_shapes=[tpu.VMEM(shape, plan.dtype) for shape in kernel.carry],
             ),
-            compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+            compiler_params=tpu.CompilerParams(
+                dimension_semantics=("parallel", "arbitrary" if kernel.of_offsets else "parallel", "arbitrary")
+            ),
             interpret=interpret,
         )(states.array.reshape(-1), fetch.reshape(-1), *(x.array for x in bad), *(x.array for x in leaves))
     )
@@ -110,8 +121,10 @@ def store(refs: Any, values: Any) -> None:
         ref[...] = value.astype(ref.dtype)
 
 
-def read(leaf: Leaf, ref: Any, index: Any) -> Any:
+def read(leaf: Leaf, ref: Any, index: Any, offsets: Any) -> Any:
     """The block of a leaf, laid along its axes of a transposed tile."""
+    if leaf.role == "o":
+        return ref[:, offsets]
     value = ref[index] if leaf.role == "" else ref[...]
     value = value.astype(jnp.int32) if leaf.boolean else value
     value = value.T if leaf.role in ("k", "qk") else value
