@@ -72,6 +72,10 @@ def of_pairs(captured: Any) -> Callable[..., Any]:
     return lambda x, t, s: x + (captured[t, s] * captured[5][t - s]).astype(x.dtype)
 
 
+def of_distances(captured: Any) -> Callable[..., Any]:
+    return lambda x, t, s: x + captured[jnp.clip(t - s, 0, captured.shape[0] - 1)].astype(x.dtype)
+
+
 def several(table: Any) -> dict[str, Any]:
     """A mask that names blocks, and score modifiers that look up a table twice."""
     modifiers = scores.relative_bias(table), scores.distance_bias(table[:31]), scores.soft_cap(30.0)
@@ -322,6 +326,7 @@ TPU_KERNELS = [
     kernel("heads of 128, distance_bias(table)", lambda x: {"score": scores.distance_bias(x)},
            lambda T: (1025,), D=128),
     kernel("heads of 256, two tables and soft_cap", two_tables, lambda T: (1025,), D=256),
+    kernel("a user's function of a table by distance", lambda x: {"score": of_distances(x)}, lambda T: (1025,)),
     kernel("dropout, distance_bias(table)",
            lambda x, key: {"score": scores.distance_bias(x), "dropout_rate": 0.1, "dropout_key": key},
            lambda T: (1025,), key_of_random),

@@ -3,15 +3,15 @@
 A value is a frozen dataclass and a pytree: its arrays are leaves, everything else is structure, hashable, so that
 equal structures are compiled once. A function becomes one when the arrays that it closes over are taken out of it:
 two lambdas that compute the same are then equal, however often they are written. `separate` takes a function of scalars
-apart: what it looks up for each query, or for each key, is then looked up once a row and not once a pair, and a kernel,
-which cannot gather, has it as an operand.
+apart: what it looks up for each query, for each key or for each distance is then looked up once a row, or once a
+diagonal, and not once a pair, and a kernel, which cannot gather, has it as an operand.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +157,10 @@ class Table:
         raise NotImplementedError
 
 
+Alone: TypeAlias = int | tuple[int, int] | None
+"""What a value depends on alone: the argument of this number, the difference of these two, or none."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Separated:
     """A function f(captured, *xs) in parts: `alone` finds values, of which `rest` makes f.
@@ -167,18 +171,21 @@ class Separated:
     closed: Closed
     made: Any
     """Its jaxpr without calls of other functions, of all its arrays and of the xs."""
-    between: Mapping[int | None, Sequence[Any]]
-    """By the argument that they depend on, None for none: the variables that stand between the parts."""
+    between: Mapping[Alone, Sequence[Any]]
+    """By what they depend on: the variables that stand between the parts."""
 
-    def alone(self, n: int | None, captured: Sequence[Any], *x: Any) -> list[Any]:
-        """The values that depend on arrays and on argument n, or on no argument."""
+    def alone(self, n: Alone, captured: Sequence[Any], *x: Any) -> list[Any]:
+        """The values that depend on arrays and on argument n, on a difference, or on no argument."""
         arrays = [*self.made.consts, *self.closed.fill(captured)]
         given = dict(zip([*self.made.jaxpr.constvars, *self.made.jaxpr.invars], arrays, strict=False))
-        if n is not None:
-            given[self.made.jaxpr.invars[len(self.closed.constants) + n]] = x[0]
+        arguments = self.made.jaxpr.invars[len(self.closed.constants) :]
+        if isinstance(n, tuple):  # of x[0] as well as of any other two that are as far apart
+            given |= {arguments[n[0]]: x[0], arguments[n[1]]: jnp.zeros_like(x[0])}
+        elif n is not None:
+            given[arguments[n]] = x[0]
         return _evaluate(self.made.jaxpr.eqns, given, self.between[n])
 
-    def rest(self, values: Mapping[int | None, Sequence[Any]], *xs: Any) -> list[Any]:
+    def rest(self, values: Mapping[Alone, Sequence[Any]], *xs: Any) -> list[Any]:
         """What f returns, given all values."""
         given = dict(zip(self.made.jaxpr.invars[len(self.closed.constants) :], xs, strict=True))
         for n, variables in self.between.items():
@@ -186,25 +193,30 @@ class Separated:
         return _evaluate(self.made.jaxpr.eqns, given, self.made.jaxpr.outvars)
 
 
-def separate(closed: Closed, *alone: int) -> Separated | None:
+def separate(closed: Closed, *alone: Alone) -> Separated | None:
     """A function of scalars taken apart, or None where it asks an array for more than its entries: where one depends on
     an argument, has more than two axes, or is read as a whole.
 
     Args:
-      alone: the arguments whose values are wanted on their own.
+      alone: the arguments whose values are wanted on their own, and at most one pair (m, n) of them whose difference is
+        to count as one argument more, where nothing else is asked of the two.
     """
+    pairs = [some for some in alone if isinstance(some, tuple)]
+    difference = pairs[0] if pairs else None
     n = len(closed.constants)  # from JAX 0.11 on they are among the invars
     given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (*closed.jaxpr.constvars, *closed.jaxpr.invars)]
     made = jax.make_jaxpr(lambda *given: _on_one_device(closed.jaxpr, given[:n], *given[n:]))(*given)
     arrays, arguments = [*made.jaxpr.constvars, *made.jaxpr.invars[:n]], made.jaxpr.invars[n:]
     # Of each variable: the arguments that it depends on, and whether on an array too.
-    of = {v: (frozenset[int](), v.aval.shape != ()) for v in arrays}
-    of |= {v: (frozenset([i]), False) for i, v in enumerate(arguments)}
-    between: dict[int | None, dict[Any, None]] = {i: {} for i in (None, *alone)}
+    of = {v: (frozenset[Alone](), v.aval.shape != ()) for v in arrays}
+    of |= {v: (frozenset[Alone]([i]), False) for i, v in enumerate(arguments)}
+    offset_from: dict[Any, int] = {v: i for i, v in enumerate(arguments)}
+    """The variables that are an argument plus what depends on none."""
+    between: dict[Alone, dict[Any, None]] = {i: {} for i in (None, *alone)}
     looked_up: dict[Any, bool] = {}
     """Of each of the variables between them, whether nothing but its entries is read."""
 
-    def of_one(found: tuple[frozenset[int], bool]) -> bool:
+    def of_one(found: tuple[frozenset[Alone], bool]) -> bool:
         return found[1] and found[0] <= set(alone) and len(found[0]) < 2
 
     def read_by_the_rest(atoms: Any, entry: bool = False) -> None:
@@ -215,13 +227,21 @@ def separate(closed: Closed, *alone: int) -> Separated | None:
 
     for e in made.jaxpr.eqns:
         read = [of[a] for a in e.invars if not isinstance(a, Literal)]
-        found = frozenset[int]().union(*(some for some, _ in read)), any(asks for _, asks in read)
+        found = frozenset[Alone]().union(*(some for some, _ in read)), any(asks for _, asks in read)
+        if e.primitive.name in ("add", "sub"):
+            begins = [None if isinstance(a, Literal) else offset_from.get(a) for a in e.invars]
+            fixed = [isinstance(a, Literal) or not of[a][0] for a in e.invars]
+            if difference and e.primitive.name == "sub" and set(begins) == set(difference):
+                found = frozenset([difference]), found[1]
+            for begin, other in zip(begins, reversed(fixed), strict=True):
+                if begin is not None and other and (e.primitive.name == "add" or begin == begins[0]):
+                    offset_from[e.outvars[0]] = begin
         of.update(dict.fromkeys(e.outvars, found))
         if not of_one(found):
             read_by_the_rest(e.invars, _is_entry(e))
     read_by_the_rest(made.jaxpr.outvars)
-    whole = [(n, v) for n, variables in between.items() for v in variables if v.aval.shape]
-    if any(n is not None or len(v.aval.shape) > 2 or not looked_up[v] for n, v in whole):
+    whole = [(i, v) for i, variables in between.items() for v in variables if v.aval.shape]
+    if any(i is not None or len(v.aval.shape) > 2 or not looked_up[v] for i, v in whole):
         return None
     return Separated(closed, made, MappingProxyType({i: tuple(found) for i, found in between.items()}))
 

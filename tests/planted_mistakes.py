@@ -430,8 +430,8 @@ plant("in a kernel, no cotangent of what a score looks up for a key", PASSES, 'y
 
 DISTANCES = "jattn/engine/kernels/distances.py"
 IN_ORDER = "kernels.py::test_where_rows_stand_in_order_a_table_of_any_size_is_looked_up_by_distance"
-plant("in a kernel, the distance from key to query", DISTANCES, "m - jnp.arange(n + m, dtype=jnp.int32)",
-      "jnp.arange(n + m, dtype=jnp.int32) - m", IN_ORDER)
+plant("in a kernel, the distance from key to query", DISTANCES, "keys - jnp.arange(queries + keys, dtype=jnp.int32)",
+      "jnp.arange(queries + keys, dtype=jnp.int32) - keys", IN_ORDER)
 plant("in a kernel, the offsets of the next tile of keys", DISTANCES, "plan.k_tiles - 1 - j", "plan.k_tiles - j",
       IN_ORDER)
 plant("in a kernel, diagonals that begin one entry late", DISTANCES, "queries + r, 1)", "queries + r + 1, 1)", IN_ORDER)
@@ -442,10 +442,19 @@ plant("in a kernel, the sums of diagonals of the last tile alone", TPU, "ref[:, 
 OF_ITS_HEAD = "kernels.py::test_the_diagonals_of_a_tile_are_those_of_its_table_and_of_its_head"
 plant("in a kernel, the sums of diagonals of one query tile alone", TPU, "pl.when((a == 0) & (b == 0))",
       "pl.when(b == 0)", OF_ITS_HEAD)
-plant("a table that is looked up by distance where rows have positions", DISTANCES, "or not in_order", "",
-      f"{AS_DEFINED}[distance bias]")
-plant("a table beside one that is looked up by distance", DISTANCES, "if left or not", "if not",
-      "kernels.py::test_a_table_of_a_class_of_your_own_is_not_looked_up_by_distance")
+OF_KERNELS = "jattn/engine/kernels/score.py"
+NOTHING_ELSE = "kernels.py::test_a_distance_is_looked_up_where_nothing_else_decides_and_rows_stand_in_order"
+plant("a table that is looked up by distance where rows have positions", OF_KERNELS,
+      "and x.q_positions is None and x.k_positions is None", "", f"{AS_DEFINED}[distance bias]")
+plant("a table beside one that is looked up by distance", OF_KERNELS, "return None if left else", "return",
+      NOTHING_ELSE)
+plant("a sum of positions taken for a distance", "jattn/_values.py",
+      'if difference and e.primitive.name == "sub" and set(begins)', "if difference and set(begins)", NOTHING_ELSE)
+plant("a constant minus a position taken for a position", "jattn/_values.py",
+      '(e.primitive.name == "add" or begin == begins[0])', "True", NOTHING_ELSE)
+plant("in a kernel, what a user looks up by distance looked up by its opposite", OF_KERNELS, "-distances(self.rows)",
+      "distances(self.rows)", IN_ORDER)
+plant("in a kernel, a boolean by distance taken for a number", KERNEL, "found != 0 if leaf.boolean else", "", IN_ORDER)
 
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"

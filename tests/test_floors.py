@@ -56,7 +56,8 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     ],
     "engine.batching": [["partition"], ["primitive"], ["vmap"], ["derivatives"]],
     "engine.kernels": [
-        ["distances", "score", "threefry"],
+        ["distances", "threefry"],
+        ["score"],
         ["layout"],
         ["cudnn", "gpu", "passes", "tpu"],
         ["support"],

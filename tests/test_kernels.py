@@ -25,7 +25,8 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import passes, tpu
-from jattn.engine.kernels.distances import DistanceScore
+from jattn.engine.kernels.score import by_distance as looks_up_distances
+from jattn.engine.kernels.score import kernel_score
 from jattn.engine.plan import Operands
 
 T, S, D, Dv = 150, 300, 16, 24
@@ -112,11 +113,22 @@ def two_tables(x):
     return scores.compose(first, scores.soft_cap(3.0), second, scores.alibi(x["c"]))
 
 
+def own_tables(x):
+    """Numbers and booleans by distance, and a number by query, in a function of a user's."""
+    table, last = jnp.tile(x["table"], 5)[:129], jnp.asarray(np.arange(11) % 3 == 0)
+
+    def score(x, t, s):
+        far = table[jnp.clip((s + 3) - (t - 61), 0, 128)]
+        return x * jnp.where(last[(t - s) % 11] & (s > 4), far, 0.5) + table[t % 9] * jnp.sin(far)
+
+    return score
+
+
 @pytest.mark.structure
-@pytest.mark.parametrize("tile", [(128, 256), (256, 128)])
-def test_where_rows_stand_in_order_a_table_of_any_size_is_looked_up_by_distance(tile):
-    case = ("table", "c", "bias", "scale"), masks.window(150, 30), two_tables, {}
-    assert_as_defined(case, 300, 300, D, Dv, tile)
+@pytest.mark.parametrize(("score", "tile"), [(two_tables, (128, 256)), (own_tables, (256, 128))])
+def test_where_rows_stand_in_order_a_table_of_any_size_is_looked_up_by_distance(score, tile):
+    active = ("table", "bias", "scale", *(("c",) if score is two_tables else ()))
+    assert_as_defined((active, masks.window(150, 30), score, {}), 300, 300, D, Dv, tile)
 
 
 @pytest.mark.structure
@@ -147,16 +159,37 @@ class OfRows(scores.Score):
         return score + self.table[t % 9] * self.table[s % 9]
 
 
-def test_a_table_of_a_class_of_your_own_is_not_looked_up_by_distance():
-    def found(score, **positions):
-        plan, x = make_plan(Operands(*head(), **positions), score, None)
-        return DistanceScore.of(plan.for_platform("tpu"), x)
+def test_a_distance_is_looked_up_where_nothing_else_decides_and_rows_stand_in_order():
+    ours, own, table = scores.distance_bias(LEARNED), OfRows(LEARNED), jnp.asarray(LEARNED)
 
-    ours, own = scores.distance_bias(LEARNED), OfRows(LEARNED)
-    assert found(scores.compose(ours, scores.alibi(0.5))).roles == ("o", "")
+    def roles(score, platform="tpu", **positions):
+        plan, x = make_plan(Operands(*head(), **positions), score, None)
+        found = kernel_score(plan.for_platform(platform), x)
+        return found.roles if looks_up_distances(found) else None
+
+    assert roles(scores.compose(ours, scores.alibi(0.5))) == ("o", "")
     for score in (own, scores.compose(ours, own), scores.alibi(0.5)):
-        assert found(score) is None
-    assert found(ours, **ROWS) is None
+        assert roles(score) is None
+    for index in (
+        lambda t, s: t - s,
+        lambda t, s: s - t,
+        lambda t, s: jnp.abs(5 + t - (s - table.shape[0])) % 9,
+        lambda t, s: (t - s) * (3 - (s - t)),
+    ):
+        assert roles(lambda x, t, s, i=index: x * table[i(t, s)]) == ("o",)
+    for index in (
+        lambda t, s: t + s,
+        lambda t, s: (3 - t) - s,
+        lambda t, s: t - 2 * s,
+        lambda t, s: (t - s) + t,
+        lambda t, s: jnp.maximum(t, s) - s,
+    ):
+        assert roles(lambda x, t, s, i=index: x * table[i(t, s)]) is None
+    by_both = lambda x, t, s: x * table[t - s] + table[s] * table[t - s + t]  # noqa: E731
+    assert roles(by_both) == ("", "k", "o")
+    for score in (ours, lambda x, t, s: x + table[t - s]):
+        assert roles(score) is not None
+        assert roles(score, **ROWS) is roles(score, "gpu") is None
 
 
 @pytest.mark.structure
@@ -371,7 +404,7 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
         "(of rows without positions it holds 65536 offsets",
     ),
     "an array of scores": (
-        {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[jnp.abs(t - s) % 9]},
+        {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[t * s % 9]},
         {},
         "the score modifier looks up an array for each pair, which a kernel cannot gather from",
     ),

@@ -2,8 +2,8 @@
 
 layout     the operands of all heads, in blocks by their roles, and the grid of a kernel
 threefry   the draws of dropout, of each pair by itself
-score      a user's score modifier, with what it looks up as operands
-distances  a score modifier of this library, with what it looks up by distance as operands of the TPU
+score      score modifiers, with what they look up as operands
+distances  what a score modifier looks up by distance, over the diagonals of a tile
 passes     the forward, tangent and backward pass, each as kernels: what they fold over tiles
 tpu        a kernel as a program of the TPU (Pallas, Mosaic)
 gpu        a kernel as a program of an NVIDIA GPU (Pallas, Triton)

@@ -18,8 +18,8 @@ import numpy as np
 from jattn._numerics import nonfinite_rows
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
-from jattn.engine.kernels.distances import DistanceScore, over_diagonals
-from jattn.engine.kernels.score import SeparatedScore
+from jattn.engine.kernels.distances import over_diagonals
+from jattn.engine.kernels.score import has_values
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile
@@ -321,12 +321,9 @@ class Call:
         """What was read of a captured value; of one for each offset, an entry of each pair."""
         if value is None or leaf.role != "o":
             return value
-        return over_diagonals(value.astype(self.plan.dtype), self.plan.q_tile)
-
-
-def has_values(score: Any) -> bool:
-    """Whether a kernel takes values that a score modifier makes of what it captured."""
-    return isinstance(score, (SeparatedScore, DistanceScore))
+        wide = value.astype(self.plan.dtype if is_float(value) else jnp.int32)
+        found = over_diagonals(wide, self.plan.q_tile)
+        return found != 0 if leaf.boolean else found.astype(value.dtype)
 
 
 def is_float(x: Any) -> bool:

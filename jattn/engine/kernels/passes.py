@@ -18,9 +18,9 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
-from jattn.engine.kernels.distances import DistanceScore, sums_of_diagonals
-from jattn.engine.kernels.layout import Call, Grid, Kernel, Leaf, Output, has_values, is_float
-from jattn.engine.kernels.score import SeparatedScore
+from jattn.engine.kernels.distances import sums_of_diagonals
+from jattn.engine.kernels.layout import Call, Grid, Kernel, Leaf, Output, is_float
+from jattn.engine.kernels.score import SeparatedScore, has_values, kernel_score
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore
@@ -45,7 +45,7 @@ def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
             plan.T, plan.S, plan.platform, kernel=kernel, width=width, draws=draws, gathers=gathers
         )
         plan = dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile)
-    return dataclasses.replace(plan, score=DistanceScore.of(plan, x) or score)
+    return dataclasses.replace(plan, score=kernel_score(plan, x))
 
 
 def plan_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand], kernel: str) -> Plan:
@@ -271,7 +271,8 @@ class Pullback:
             of = dict(zip(active.captured, parts.captured, strict=True))
             of_tile = [] if active.bias is None else [parts.bias.T]
             sums = [parts.q, *(of[i] for i in captured)]
-            return add(carry, sums), [*of_tile, *(sums_of_diagonals(of[i]) for i in at_offsets)]
+            of_offsets = [sums_of_diagonals(of[i].astype(plan.dtype)) for i in at_offsets]
+            return add(carry, sums), [*of_tile, *of_offsets]
 
         grid = Grid(plan, call.sizes, every, keys_outer=False)
         shapes = [(D, nq), *((n, nq) for n in entries)]

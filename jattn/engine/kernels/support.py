@@ -23,9 +23,8 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, Kernel
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import cudnn, passes
-from jattn.engine.kernels.distances import DistanceScore
 from jattn.engine.kernels.layout import is_float
-from jattn.engine.kernels.score import SeparatedScore
+from jattn.engine.kernels.score import SeparatedScore, by_distance
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore, TileScore
@@ -161,9 +160,13 @@ def of_options(plan: Plan, x: Operands) -> str | None:
             return "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others"
         if np.dtype(rate.dtype) != np.float32:
             return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
-    score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else None
+    kernel_score = passes.kernel_plan(plan, x, passes.FORWARD).score
+    score = kernel_score if isinstance(kernel_score, SeparatedScore) else None
     if isinstance(plan.score, ScalarScore) and (score is None or (plan.platform == "tpu" and score.tables)):
-        return "the score modifier looks up an array for each pair, which a kernel cannot gather from"
+        return (
+            "the score modifier looks up an array for each pair, which a kernel cannot gather from "
+            "(by t − s alone, of rows without positions, it could)"
+        )
     looked_up = [] if score is None else [score.roles]
     mask = None if x.mask is None else mask_by_rows(plan, x)
     if mask is not None:
@@ -172,7 +175,7 @@ def of_options(plan: Plan, x: Operands) -> str | None:
         return f"more than {tuning.KERNEL_ROWS} arrays are looked up for each query or for each key"
     tables = [] if isinstance(plan.score, ScalarScore) else [c for c in x.captured if c.ndim]
     longest = max((c.shape[0] for c in tables), default=0)
-    if longest > tuning.KERNEL_TABLE and plan.platform == "tpu" and not by_distance(plan, x):
+    if longest > tuning.KERNEL_TABLE and plan.platform == "tpu" and not by_distance(kernel_score):
         return (
             f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE} "
             f"(of rows without positions it holds {tuning.KERNEL_OFFSETS} offsets, whatever the table)"
@@ -181,11 +184,6 @@ def of_options(plan: Plan, x: Operands) -> str | None:
         return "a score modifier of your own looks up a table, which is not in the GPU kernel"
     reasons = (of_mask(plan, part) for part in ([] if mask is None else parts_of(mask)))
     return next((found for found in reasons if found is not None), None)
-
-
-def by_distance(plan: Plan, x: Operands) -> bool:
-    """Whether the tables of a score modifier are looked up before its kernels, at every distance."""
-    return isinstance(passes.kernel_plan(plan, x, passes.FORWARD).score, DistanceScore)
 
 
 def of_mask(plan: Plan, part: Mask) -> str | None:
@@ -228,12 +226,12 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
 def of_table_derivative(fun: DerivativePass, x: Operands) -> str | None:
     active = select_active(fun.tree, fun.argnums, fun.argnums)
     captured = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None]
-    if isinstance(fun.plan.score, ScalarScore):
-        score = SeparatedScore.of(fun.plan.score) if captured else None
-        if score is not None and any(map(is_float, score.tables)):
+    score = passes.kernel_plan(fun.plan, x, passes.BACKWARD_Q).score
+    if isinstance(score, SeparatedScore):
+        if captured and any(map(is_float, score.tables)):
             return "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
         return None
-    if not any(c.ndim for c in captured) or by_distance(fun.plan, x):
+    if not any(c.ndim for c in captured) or by_distance(score):
         return None
     if fun.platform == "gpu":
         return "the derivative with respect to a table is not in the GPU kernel"
