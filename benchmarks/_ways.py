@@ -330,8 +330,10 @@ TPU_KERNELS = [
     kernel("dropout, distance_bias(table)",
            lambda x, key: {"score": scores.distance_bias(x), "dropout_rate": 0.1, "dropout_key": key},
            lambda T: (1025,), key_of_random),
+    kernel("where(f) of an array by distance", lambda x: {"mask": masks.where(lambda t, s: x[t - s]) & CAUSAL},
+           None, lambda T: Shape((T,), BOOL)),
 ]  # fmt: skip
-"""What the TPU alone has kernels for: with the gradient and the jvp of learned tables, of any number of entries."""
+"""What the TPU alone has kernels for: what is looked up by distance, with the derivatives of learned tables."""
 
 LIBRARY = {"implementation": "cudnn"}
 CUDNN = [

@@ -413,7 +413,7 @@ plant("in a kernel, the pattern of another head", KERNEL, 'Leaf(words[:, 1], key
 plant("in a kernel, blocks that overlap", "jattn/masks/_blocks.py", "positions < first + self.size",
       "positions <= first + self.size", f"{AS_DEFINED}[blocks & causal]")
 plant("in a kernel, what a mask looks up for a query taken for a key", "jattn/masks/_where.py",
-      "{0: of_q, 1: of_k, None: self.of_neither}, t, s", "{0: of_k, 1: of_k, None: self.of_neither}, t, s",
+      "found = {0: of_q, 1: of_k,", "found = {0: of_k, 1: of_k,",
       f"{AS_DEFINED}[where, over arrays]")
 CHOSEN_BLOCKS = f"{AS_DEFINED}[chosen blocks & causal]"
 plant("in a kernel, the last chosen block not compared", CHOSEN, "for c in range(n)))", "for c in range(n - 1)))",
@@ -444,7 +444,7 @@ plant("in a kernel, the sums of diagonals of one query tile alone", TPU, "pl.whe
       "pl.when(b == 0)", OF_ITS_HEAD)
 OF_KERNELS = "jattn/engine/kernels/score.py"
 NOTHING_ELSE = "kernels.py::test_a_distance_is_looked_up_where_nothing_else_decides_and_rows_stand_in_order"
-plant("a table that is looked up by distance where rows have positions", OF_KERNELS,
+plant("a table that is looked up by distance where rows have positions", DISTANCES,
       "and x.q_positions is None and x.k_positions is None", "", f"{AS_DEFINED}[distance bias]")
 plant("a table beside one that is looked up by distance", OF_KERNELS, "return None if left else", "return",
       NOTHING_ELSE)
@@ -454,6 +454,8 @@ plant("a constant minus a position taken for a position", "jattn/_values.py",
       '(e.primitive.name == "add" or begin == begins[0])', "True", NOTHING_ELSE)
 plant("in a kernel, what a user looks up by distance looked up by its opposite", OF_KERNELS, "-distances(self.rows)",
       "distances(self.rows)", IN_ORDER)
+plant("in a kernel, what a mask looks up by distance looked up by its opposite", KERNEL,
+      "Leaf(-distances(", "Leaf(distances(", IN_ORDER)
 plant("in a kernel, a boolean by distance taken for a number", KERNEL, "found != 0 if leaf.boolean else", "", IN_ORDER)
 
 GPU = "jattn/engine/kernels/gpu.py"

@@ -35,6 +35,7 @@ AT = {"q_positions": np.arange(T, dtype=np.int32) + (S - T), "k_positions": np.a
 IDS = np.minimum(np.arange(T) // 40, 3).astype(np.int32), np.minimum(np.arange(S) // 70, 3).astype(np.int32)
 PARENTS = np.arange(T) * 2 // 3 - 1
 OF, ODD = jnp.asarray(np.minimum(np.arange(S) // 70, 3)), np.arange(S) % 7 == 1
+PATTERN = jnp.asarray(np.random.default_rng(3).random(600) < 0.5)
 SOME, BY_ROW = np.random.default_rng(1).random((T, S)) < 0.3, jnp.asarray(normal(S, seed=8, dtype=np.float32))
 CHOSEN = np.random.default_rng(2).integers(-1, 26, (40, 5))
 # The first key stands nowhere: no block that is chosen holds it.
@@ -127,8 +128,13 @@ def own_tables(x):
 @pytest.mark.structure
 @pytest.mark.parametrize(("score", "tile"), [(two_tables, (128, 256)), (own_tables, (256, 128))])
 def test_where_rows_stand_in_order_a_table_of_any_size_is_looked_up_by_distance(score, tile):
-    active = ("table", "bias", "scale", *(("c",) if score is two_tables else ()))
-    assert_as_defined((active, masks.window(150, 30), score, {}), 300, 300, D, Dv, tile)
+    active, mask = (
+        ("table", "bias", "scale"),
+        masks.where(lambda t, s: PATTERN[s - t] & jnp.asarray(ODD)[t]) | masks.window(150, 30),
+    )
+    if score is two_tables:
+        active, mask = (*active, "c"), masks.window(150, 30)
+    assert_as_defined((active, mask, score, {}), 300, 300, D, Dv, tile)
 
 
 @pytest.mark.structure
@@ -163,7 +169,8 @@ def test_a_distance_is_looked_up_where_nothing_else_decides_and_rows_stand_in_or
     ours, own, table = scores.distance_bias(LEARNED), OfRows(LEARNED), jnp.asarray(LEARNED)
 
     def roles(score, platform="tpu", **positions):
-        plan, x = make_plan(Operands(*head(), **positions), score, None)
+        q = np.zeros((2048, 8), np.float32)
+        plan, x = make_plan(Operands(q, q, q, **positions), score, None)
         found = kernel_score(plan.for_platform(platform), x)
         return found.roles if looks_up_distances(found) else None
 
@@ -383,7 +390,7 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
         "each query chooses 65 blocks, and the kernel looks through 64",
     ),
     "an array of pairs": (
-        {"mask": masks.where(lambda t, s: OF[jnp.abs(t - s) % S] == 1)},
+        {"mask": masks.where(lambda t, s: OF[jnp.abs(t - 2 * s) % S] == 1)},
         {},
         "the mask looks up a table, which a kernel cannot gather from",
     ),
@@ -402,6 +409,11 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
         {"T": 2**16, "S": 2**16},
         "the score modifier has a table of 129 entries, and the kernel looks through 64 "
         "(of rows without positions it holds 65536 offsets",
+    ),
+    "too many distances": (
+        {"score": scores.distance_bias(LEARNED), "mask": masks.where(lambda t, s: OF[jnp.abs(t - s) % S] == 1)},
+        {"T": 2**15, "S": 2**15},
+        "131072 entries are looked up by distance, and the kernel holds 65536",
     ),
     "an array of scores": (
         {"score": lambda x, t, s: x + jnp.asarray(LEARNED)[t * s % 9]},

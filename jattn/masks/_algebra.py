@@ -180,10 +180,13 @@ class Mask:
         """The same mask, with no array that serves the rows of q and of k at once."""
         return self
 
-    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array) -> "Mask":
+    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array, distances: jax.Array | None = None) -> "Mask":
         """The same mask of all rows, with an entry a row for what it looks up in arrays, if it can: as kernels take it.
 
         Its block states are asked of the mask itself.
+
+        Args:
+          distances: t − s at each offset between two rows, where one entry for each of them can be taken too.
         """
         return self
 
@@ -194,7 +197,7 @@ class Mask:
     def leaf_axes(self) -> list[str]:
         """Of each leaf, after `split_qk`, whose rows it has an entry for: "q", "k", "qk" (both), or "" (neither).
 
-        After `by_rows` also "nq": n entries for each query, [n, T].
+        After `by_rows` also "nq": n entries for each query, [n, T]; and "o": one for each offset.
         """
         return [""] * len(jax.tree.leaves(self))
 

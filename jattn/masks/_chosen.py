@@ -44,7 +44,7 @@ class ChosenBlocks(Mask):
         rows, i = self.indices.shape[0], t // self.q_size
         return jnp.where(((i >= 0) & (i < rows))[:, None], self.indices[jnp.clip(i, 0, rows - 1)], -1)
 
-    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array) -> Mask:
+    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array, distances: jax.Array | None = None) -> Mask:
         chosen = self._of_queries(q_positions)
         in_range = (chosen >= 0) & (chosen <= jnp.iinfo(jnp.int32).max // self.size)
         return ChosenByRows(jnp.where(in_range, chosen * self.size, -1).T, self.size)

@@ -87,15 +87,18 @@ class Where(Mask):
             return jax.vmap(jax.vmap(lambda t, s: self.rule(self.captured, t, s)[0]))(t, s)
         return over_vectors(lambda t, s: self.rule.of_pairs(self.captured, t, s), t, s)
 
-    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array) -> Mask:
-        parts = separate(self.rule.closed, 0, 1)
+    def by_rows(self, q_positions: jax.Array, k_positions: jax.Array, distances: jax.Array | None = None) -> Mask:
+        at: dict[Any, jax.Array] = {0: q_positions, 1: k_positions}
+        if distances is not None:
+            at[0, 1] = distances
+        parts = separate(self.rule.closed, *at)
         if parts is None or not any(parts.between.values()):
             return self
-        of_q, of_k = (
-            jax.vmap(lambda x, n=n: tuple(parts.alone(n, self.captured, x)))(positions)
-            for n, positions in enumerate((q_positions, k_positions))
+        of_q, of_k, *of_offsets = (
+            jax.vmap(lambda x, n=n: tuple(parts.alone(n, self.captured, x)))(every) for n, every in at.items()
         )
-        return WhereByRows(of_q, of_k, tuple(parts.alone(None, self.captured)), parts)
+        of_neither = tuple(parts.alone(None, self.captured))
+        return WhereByRows(of_q, of_k, of_offsets[0] if of_offsets else (), of_neither, parts)
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
         ends = q.lowest, q.highest, k.lowest, k.highest
@@ -121,24 +124,27 @@ class Where(Mask):
 
 @value
 class WhereByRows(Mask):
-    """`Where` in a kernel, with what the function says of each query and of each key alone."""
+    """`Where` in a kernel, with what the function says of each query, of each key and of each offset alone."""
 
     asks_users_function = True
     reads_entries = True
     of_q: tuple[jax.Array, ...]
     of_k: tuple[jax.Array, ...]
+    of_offsets: tuple[jax.Array, ...]
     of_neither: tuple[jax.Array, ...]
     parts: Separated = static()
 
     def leaf_axes(self) -> list[str]:
-        return ["q"] * len(self.of_q) + ["k"] * len(self.of_k) + [""] * len(self.of_neither)
+        roles = {"q": self.of_q, "k": self.of_k, "o": self.of_offsets, "": self.of_neither}
+        return [role for role, leaves in roles.items() for _ in leaves]
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
-        def pair(t: jax.Array, s: jax.Array, of_q: Any, of_k: Any) -> jax.Array:
-            allowed: jax.Array = self.parts.rest({0: of_q, 1: of_k, None: self.of_neither}, t, s)[0]
+        def pair(t: jax.Array, s: jax.Array, of_q: Any, of_k: Any, of_offset: Any) -> jax.Array:
+            found = {0: of_q, 1: of_k, (0, 1): of_offset, None: self.of_neither}
+            allowed: jax.Array = self.parts.rest(found, t, s)[0]
             return allowed
 
-        return jax.vmap(jax.vmap(pair))(q.positions, k.positions, self.of_q, self.of_k)
+        return jax.vmap(jax.vmap(pair))(q.positions, k.positions, self.of_q, self.of_k, self.of_offsets)
 
 
 def where(

@@ -11,11 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _jax
-from jattn.engine.plan import Plan
+from jattn.engine.plan import Operands, Plan
 from jattn.engine.tuning import LANES
 
 SUBLANES = 8
 """Rows of a vector register."""
+
+
+def in_order(plan: Plan, x: Operands) -> bool:
+    """Whether a kernel takes what is looked up by distance: of a TPU, where rows have no positions."""
+    return plan.platform == "tpu" and x.q_positions is None and x.k_positions is None
 
 
 def distances(rows: tuple[int, int]) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 from jattn._numerics import nonfinite_rows
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
-from jattn.engine.kernels.distances import over_diagonals
+from jattn.engine.kernels.distances import distances, in_order, over_diagonals
 from jattn.engine.kernels.score import has_values
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
@@ -265,7 +265,10 @@ class Call:
         """A part of a mask, whose leaves are leaves here, with an entry a row for what it looks up."""
         if type(part).by_rows is Mask.by_rows:
             return part
-        found: Mask = self.over_levels(lambda part, *at: part.by_rows(*at), part, *self.positions)
+        offsets = []
+        if in_order(self.plan, self.raw):
+            offsets.append(Leaf(-distances((self.plan.q_rows, self.plan.k_rows))[None], (), ""))
+        found: Mask = self.over_levels(lambda part, *at: part.by_rows(*at), part, *self.positions, *offsets)
         return found
 
     def over_levels(self, f: Callable[..., Any], *xs: Any) -> Any:
@@ -301,6 +304,8 @@ class Call:
             dropout = threefry.kept(words, 1 - rate, (i * plan.q_tile, j * plan.k_tile), shape), rate
 
         def over_tile(leaf: Leaf, a: Any) -> Any:
+            if leaf.role == "o":
+                return self.of_offsets(a, leaf)
             return a if leaf.role == "" or leaf.role.startswith("n") else jnp.broadcast_to(a, shape)
 
         mask = None if x.mask is None else jax.tree.map(over_tile, self.x.mask, x.mask)
@@ -310,15 +315,15 @@ class Call:
             v=wide(x.v),
             bias=wide(x.bias),
             scale=wide(x.scale),
-            captured=tuple(starmap(self.over_tile, zip(x.captured, self.x.captured, strict=True))),
+            captured=tuple(starmap(self.of_offsets, zip(x.captured, self.x.captured, strict=True))),
             mask=mask,
             q_axis=axis(i, plan.q_tile, 1, x.q_positions),
             k_axis=axis(j, plan.k_tile, 0, x.k_positions),
             dropout=dropout,
         )
 
-    def over_tile(self, value: Any, leaf: Leaf) -> Any:
-        """What was read of a captured value; of one for each offset, an entry of each pair."""
+    def of_offsets(self, value: Any, leaf: Leaf) -> Any:
+        """What was read; of what has an entry for each offset, one of each pair."""
         if value is None or leaf.role != "o":
             return value
         wide = value.astype(self.plan.dtype if is_float(value) else jnp.int32)

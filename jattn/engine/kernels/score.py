@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._values import Separated, Table, separate
-from jattn.engine.kernels.distances import distances
+from jattn.engine.kernels.distances import distances, in_order
 from jattn.engine.plan import Operands, Plan
 from jattn.engine.score import ScalarScore, TileScore
 from jattn.engine.tuning import KERNEL_OFFSETS
@@ -108,11 +108,10 @@ def kernel_score(plan: Plan, x: Operands) -> KernelScore | None:
     """
     rows, score = (plan.q_rows, plan.k_rows), plan.score
     found: SeparatedScore | DistanceScore | None = None
-    if plan.platform == "tpu" and x.q_positions is None and x.k_positions is None:
-        if isinstance(score, ScalarScore):
-            found = SeparatedScore.of(score, rows)
-        elif isinstance(score, TileScore):
-            found = DistanceScore.of(score, x.captured, rows)
+    if in_order(plan, x) and isinstance(score, ScalarScore):
+        found = SeparatedScore.of(score, rows)
+    elif in_order(plan, x) and isinstance(score, TileScore):
+        found = DistanceScore.of(score, x.captured, rows)
     if found is not None and 0 < sum(rows) * found.roles.count("o") <= KERNEL_OFFSETS:
         return found
     return SeparatedScore.of(score) if isinstance(score, ScalarScore) else score

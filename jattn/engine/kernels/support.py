@@ -23,8 +23,9 @@ from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, Kernel
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import cudnn, passes
+from jattn.engine.kernels.distances import in_order
 from jattn.engine.kernels.layout import is_float
-from jattn.engine.kernels.score import SeparatedScore, by_distance
+from jattn.engine.kernels.score import SeparatedScore, by_distance, has_values
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore, TileScore
@@ -160,30 +161,32 @@ def of_options(plan: Plan, x: Operands) -> str | None:
             return "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others"
         if np.dtype(rate.dtype) != np.float32:
             return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
-    kernel_score = passes.kernel_plan(plan, x, passes.FORWARD).score
-    score = kernel_score if isinstance(kernel_score, SeparatedScore) else None
+    kernel = passes.kernel_plan(plan, x, passes.FORWARD)
+    score = kernel.score if isinstance(kernel.score, SeparatedScore) else None
     if isinstance(plan.score, ScalarScore) and (score is None or (plan.platform == "tpu" and score.tables)):
         return (
             "the score modifier looks up an array for each pair, which a kernel cannot gather from "
             "(by t − s alone, of rows without positions, it could)"
         )
+    parts = [] if x.mask is None else parts_of(mask_by_rows(kernel, x))
     looked_up = [] if score is None else [score.roles]
-    mask = None if x.mask is None else mask_by_rows(plan, x)
-    if mask is not None:
-        looked_up += [part.leaf_axes() for part in parts_of(mask) if part.asks_users_function]
+    looked_up += [part.leaf_axes() for part in parts if part.asks_users_function]
     if any(roles.count(side) > tuning.KERNEL_ROWS for roles in looked_up for side in ("q", "k")):
         return f"more than {tuning.KERNEL_ROWS} arrays are looked up for each query or for each key"
     tables = [] if isinstance(plan.score, ScalarScore) else [c for c in x.captured if c.ndim]
     longest = max((c.shape[0] for c in tables), default=0)
-    if longest > tuning.KERNEL_TABLE and plan.platform == "tpu" and not by_distance(kernel_score):
+    if longest > tuning.KERNEL_TABLE and plan.platform == "tpu" and not by_distance(kernel.score):
         return (
             f"the score modifier has a table of {longest} entries, and the kernel looks through {tuning.KERNEL_TABLE} "
             f"(of rows without positions it holds {tuning.KERNEL_OFFSETS} offsets, whatever the table)"
         )
     if tables and plan.platform == "gpu" and of_user(plan.score, None):
         return "a score modifier of your own looks up a table, which is not in the GPU kernel"
-    reasons = (of_mask(plan, part) for part in ([] if mask is None else parts_of(mask)))
-    return next((found for found in reasons if found is not None), None)
+    values = [kernel.score.roles if has_values(kernel.score) else (), *(part.leaf_axes() for part in parts)]
+    offsets = (kernel.q_rows + kernel.k_rows) * sum(roles.count("o") for roles in values)
+    if offsets > tuning.KERNEL_OFFSETS:
+        return f"{offsets} entries are looked up by distance, and the kernel holds {tuning.KERNEL_OFFSETS}"
+    return next((found for part in parts if (found := of_mask(plan, part)) is not None), None)
 
 
 def of_mask(plan: Plan, part: Mask) -> str | None:
@@ -210,6 +213,8 @@ def mask_by_rows(plan: Plan, x: Operands) -> Mask:
     """The mask in the form that a kernel takes it, of the types of its arrays."""
     rows = (jax.ShapeDtypeStruct((n,), np.int32) for n in (plan.T, plan.S))
     at = [n if given is None else given for n, given in zip(rows, (x.q_positions, x.k_positions), strict=True)]
+    if in_order(plan, x):
+        at.append(jax.ShapeDtypeStruct((plan.q_rows + plan.k_rows,), np.int32))
     found: Mask = jax.eval_shape(lambda mask, *at: mask.map_leaves(lambda part: part.by_rows(*at)), x.mask, *at)
     return found
 
