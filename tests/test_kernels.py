@@ -128,12 +128,11 @@ def own_tables(x):
 @pytest.mark.structure
 @pytest.mark.parametrize(("score", "tile"), [(two_tables, (128, 256)), (own_tables, (256, 128))])
 def test_where_rows_stand_in_order_a_table_of_any_size_is_looked_up_by_distance(score, tile):
-    active, mask = (
-        ("table", "bias", "scale"),
-        masks.where(lambda t, s: PATTERN[s - t] & jnp.asarray(ODD)[t]) | masks.window(150, 30),
-    )
+    active, mask = ("table", "bias", "scale"), masks.window(150, 30)
     if score is two_tables:
-        active, mask = (*active, "c"), masks.window(150, 30)
+        active = *active, "c"
+    else:
+        mask |= masks.where(lambda t, s: PATTERN[s - t] & jnp.asarray(ODD)[t])
     assert_as_defined((active, mask, score, {}), 300, 300, D, Dv, tile)
 
 

@@ -145,9 +145,9 @@ and looks at them one after another."""
 
 
 KERNEL_OFFSETS = 2**16
-"""The most offsets between rows, of all learned tables together, of which a kernel of the TPU holds an entry each where
-rows stand in order (`kernels.distances`): with one table T + S of them. All lie in vector memory, beside their tangents
-in a jvp; with heads of 256 in float32 twice as many do not fit (TPU v5)."""
+"""The most entries that a kernel of the TPU holds of what a score modifier and a mask look up by distance, where rows
+stand in order (`kernels.distances`): T + S for each table or array. All lie in vector memory, in a jvp beside their
+tangents; with heads of 256 in float32 twice as many do not fit (TPU v5)."""
 
 KERNEL_ROWS = 2
 """The most arrays that a mask or a score modifier has an entry of for each query, and for each key: in the gradient

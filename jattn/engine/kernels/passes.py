@@ -37,8 +37,8 @@ FORWARD, TANGENT, BACKWARD_Q, BACKWARD_KV = "jattn_forward", "jattn_tangent", "j
 
 def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
     """The plan with the tiles of a kernel for some operands, and a score modifier that it can compute."""
-    score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
     if not plan.tile_given:
+        score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
         width, draws = max(x.q.shape[-1], x.v.shape[-1]), x.dropout is not None
         gathers = bool(score.tables) if isinstance(score, SeparatedScore) else any(c.ndim for c in x.captured)
         q_tile, k_tile = tuning.kernel_tile_sizes(
