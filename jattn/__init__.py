@@ -4,6 +4,7 @@ attention               one head: [T, D] × [S, D] × [S, Dv] → [T, Dv]; map i
 dot_product_attention   batch and heads, under the signature of jax.nn
 ragged_attention        sequences of any lengths one after another, without padding
 explain                 every intermediate: scores → scaled → weights → out
+weights_of              chosen rows of the weights, recomputed from lse
 statistics, top_keys    what is measured of each query: entropy, maximum, …; its best keys
 merge                   the monoid of partial attentions (out, lse)
 softmax, log_softmax    with derivatives that keep the tail of a saturated row
@@ -15,6 +16,9 @@ masks                   which pairs of a query and a key are allowed
 scores                  what a score becomes before the softmax
 sharding                many devices: ring, all-to-all, gather, tree inside jax.shard_map
 reference               the definition, dense, on one page
+lab                     published results as functions of a seed, each with its oracle
+figures, console, page  what a head does: a matplotlib figure, terminal text, one HTML file
+hosts                   this attention in the layers of Flax, Equinox, Haiku and transformers
 implementations         how each attention in a program runs on a platform: as a kernel, or as loops and why
 CHECKPOINT_NAMES        what a policy of jax.checkpoint saves, so that a gradient does not attend again
 """
@@ -34,6 +38,11 @@ from jattn.reference import Statistics, Steps
 
 if TYPE_CHECKING:
     from jattn import cache, flow, heads, positions, sharding
+    from jattn import console as console
+    from jattn import figures as figures
+    from jattn import hosts as hosts
+    from jattn import lab as lab
+    from jattn import page as page
     from jattn.engine.kernels.report import implementations
 
 __version__ = "0.1.0"
@@ -63,12 +72,14 @@ __all__ = [
     "weights_of",
 ]
 
-_ON_FIRST_USE = frozenset({"cache", "flow", "heads", "positions", "sharding"})
+_ON_FIRST_USE = frozenset({"cache", "flow", "heads", "hosts", "lab", "page", "positions", "sharding"})
 """What `attention` does not need; nor, where nothing runs as a kernel, what knows kernels."""
+_WITH_EXTRAS = frozenset({"console", "figures"})
+"""The same, where rich and matplotlib are installed."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_FIRST_USE:
+    if name in _ON_FIRST_USE | _WITH_EXTRAS:
         return importlib.import_module(f"jattn.{name}")
     if name == "implementations":
         found = globals()[name] = importlib.import_module("jattn.engine.kernels.report").implementations
@@ -77,4 +88,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ON_FIRST_USE})

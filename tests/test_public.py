@@ -286,7 +286,8 @@ def test_the_package_says_that_it_is_typed():
     assert resources.files("jattn").joinpath("py.typed").is_file()
 
 
-LATER = [f"jattn.{name}" for name in ("cache", "flow", "heads", "positions", "sharding")] + ["jax.experimental.pallas"]
+SPACES = ["cache", "flow", "heads", "hosts", "lab", "page", "positions", "sharding"]
+LATER = [f"jattn.{name}" for name in [*SPACES, "console", "figures"]] + ["jax.experimental.pallas"]
 """What is imported when it is first used."""
 FRESH = f"""
 import sys
@@ -312,6 +313,13 @@ def test_importing_pulls_in_no_extra_and_changes_no_setting():
         "x64 off, no setting changed, no extra and nothing that attention does not need, no backend started"
     )
     assert control == "True ['jattn.cache', 'rich']"
+
+
+@pytest.mark.parametrize("name", [*SPACES, "console", "figures"])
+def test_each_module_is_an_attribute_of_the_package(name):
+    """What lists the attributes, as help and completion do, asks for no extra."""
+    assert jattn.__getattr__(name) is importlib.import_module(f"jattn.{name}")
+    assert (name in jattn.__dir__()) == (name in SPACES or name in vars(jattn))
 
 
 @pytest.mark.parametrize("name", ["jattn", "jattn._jax"])

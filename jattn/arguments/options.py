@@ -145,6 +145,10 @@ def scale_array(caller: str, scale: Any) -> jax.Array:
 
 def booleans(caller: str, name: str, x: Any) -> jax.Array:
     """A boolean array that says which pairs are allowed."""
+    if callable(x):
+        remedy = f"Make a mask of a function of two positions: {name}=jattn.masks.where(f)."
+        must = f"{name} must be a mask or an array of booleans"
+        _errors.fail(TypeError, caller, must, remedy, **{name: f"of type {type(x).__name__}"})
     x = _errors.array(caller, name, x)
     _errors.kind(caller, name, x, jnp.bool_, "True allows a pair. An additive mask is a bias: pass it as bias.")
     return x

@@ -1,9 +1,11 @@
 """Closed forms: the Jacobian of softmax, and the pull of each key.
 
-With c the scale, p the weights, g = dL/dout, a_ts = dL/dp_ts and ā_t = Σ_s p_ts a_ts:
+With c the scale, p the weights, a_ts = −dL/dp_ts, what a little more weight would gain, and ā_t = Σ_s p_ts a_ts:
 
-    dL/ds_ts = p_ts (a_ts − ā_t)
-    −dL/dq_t = Σ_s −c dL/ds_ts k_s      −dL/dk_s = Σ_t −c dL/ds_ts q_t      −dL/dv_s = Σ_t −p_ts g_t
+    −dL/ds_ts = p_ts (a_ts − ā_t)
+    −dL/dq_t = Σ_s c p_ts (a_ts − ā_t) k_s
+    −dL/dk_s = Σ_t c p_ts (a_ts − ā_t) q_t
+    −dL/dv_s = Σ_t −p_ts dL/dout_t
 
 Every softmax here is jattn.softmax, so a saturated row keeps its tail in each of these.
 """
@@ -235,10 +237,11 @@ def pulls(
 ) -> Pulls:
     """What each pair of a query and a key contributes to −dL/dq, −dL/dk and −dL/dv.
 
-        on_q_ts = −c p_ts (a_ts − ā_t) k_s,    on_k_ts = −c p_ts (a_ts − ā_t) q_t,    on_v_ts = −p_ts dL/dout_t
+        on_q_ts = c p_ts (a_ts − ā_t) k_s,    on_k_ts = c p_ts (a_ts − ā_t) q_t,    on_v_ts = −p_ts dL/dout_t
 
-    with a_ts the derivative of the loss with respect to p_ts, through the output too. A pull along k_s that is
-    positive draws q_t to the key, a negative one drives it off. One head, no batch: map with jax.vmap.
+    with a_ts = −dL/dp_ts, what a little more weight would gain, through the output too, and ā_t its mean with the
+    weights. A key that would gain more than this mean draws q_t to it, one that would gain less drives it off. One
+    head, no batch: map with jax.vmap.
 
     Args:
       q: [T, D]. k: [S, D]. v: [S, Dv].
