@@ -75,8 +75,8 @@ def broadcastable(caller: str, name: str, x: jax.Array, to: tuple[int, ...], axe
 
 
 def scalar(caller: str, name: str, x: Any, remedy: str) -> jax.Array:
-    """A real scalar, possibly traced; a Python int will do."""
-    x = array(caller, name, float(x) if type(x) is int else x)
+    """A real scalar, possibly traced; an integer of Python or NumPy will do."""
+    x = array(caller, name, float(x) if type(x) is int or isinstance(x, np.integer) else x)
     if x.ndim or not jnp.issubdtype(x.dtype, jnp.floating):
         fail(TypeError, caller, f"{name} must be a real scalar", remedy, **{name: f"{x.dtype}{shape(x)}"})
     return x

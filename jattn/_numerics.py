@@ -3,11 +3,17 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jattn._jax import Primitive, ad, batching, mlir
+
+
+def is_half(x: Any) -> bool:
+    """Whether a type is of floating point in fewer than 32 bits."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
 
 
 def below(x: jax.Array, top: jax.Array) -> jax.Array:

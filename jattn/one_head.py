@@ -81,19 +81,24 @@ def attention(
       q: [T, D], floating point.
       k: [S, D].
       v: [S, Dv]; Dv may differ from D.
-      mask: whether a pair is allowed: a value of `jattn.masks`, or booleans that broadcast to [T, S].
+      mask: whether a pair is allowed: a value of `jattn.masks`, or booleans that broadcast to [T, S]. What a mask is
+        made of counts as constant.
       score: what a score becomes before the softmax: f(score, q_position, k_position) -> score on scalars, closing over
-        whatever arrays it likes.
+        whatever arrays it likes. It is evaluated at masked pairs too: what it captures has a gradient where its
+        derivative is finite there. In half precision, convert an array that it indexes to float32 before it captures
+        it: JAX sums the gradient of an indexed array in the dtype of that array.
       bias: added after the score, broadcastable to [T, S]. An entry of −inf gives a pair no weight (only
         a mask also hides a NaN behind it); a learned one has its gradient.
       sink: a logit that joins the denominator and brings no value, a scalar or [T].
       scale: what the dot products are multiplied by, a real scalar, possibly traced; 1/√D if None.
-      q_positions: integers [T], where each query stands in the sequence, in tokens; 0, 1, 2, … if None.
+      q_positions: integers [T], where each query stands in the sequence, in tokens, less than 2³⁰ in magnitude;
+        0, 1, 2, … if None.
       k_positions: integers [S], likewise. Both are needed where T ≠ S and `mask` or `score` looks at them.
       return_lse: also return the logarithm of each row's denominator, which makes the result a partial that
         `merge` can join.
       dropout_rate: the share of weights, 0 ≤ rate < 1, that are set to zero, the others divided by 1 − rate; lse is
-        that of the whole row.
+        that of the whole row. The derivative with respect to a rate is that of the division: which weights are dropped
+        counts as constant.
       dropout_key: a key of jax.random, needed where the rate is not 0. A pair's lot depends on the key and its two
         row numbers alone, so that it is the same in every derivative and for every tile.
       tile: how many queries and how many keys make a tile; if None, chosen from the shapes by
@@ -211,7 +216,7 @@ def weights_of(
     Args:
       q: [T, D]. k: [S, D].
       lse: [T], as `attention(..., return_lse=True)` gave it for the same options, a sink's share included.
-      rows: integers [R], which rows of q; all of them if None.
+      rows: integers [R], which rows of q, from the end where they are negative; all of them if None.
       mask, score, bias, scale, q_positions, k_positions: as in `attention`.
 
     Returns:
@@ -245,7 +250,7 @@ def weights_of(
     rows = jnp.arange(T, dtype=jnp.int32) if rows is None else _errors.array(caller, "rows", rows)
     _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
     _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
-    rows = rows.astype(jnp.int32)
+    rows = jnp.where(rows < 0, rows + T, rows).astype(jnp.int32)
     full = arguments.dense(T, S, {**options, "mask": None})
 
     def one(r: jax.Array) -> jax.Array:

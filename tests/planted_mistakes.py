@@ -363,8 +363,19 @@ VMAP = "jattn/engine/batching/vmap.py"
 SIZES = "batching.py::test_mapped_it_is_the_mapped_function_in_groups_of_any_size"
 ONCE = "sharding_programs.py::test_what_is_one_for_all_examples_has_its_gradient_summed_once"
 AXES = "batching.py::test_some_operands_are_mapped_over_any_axis_and_the_others_shared"
-plant("a sum over examples of which one is taken", VMAP, "return [y.sum(0) for", "return [y[0] for",
+plant("a sum over examples of which one is taken", VMAP, "return [wide(y).sum(0) for", "return [wide(y)[0] for",
       "transforms.py::test_nested_maps_with_heads_that_share_their_keys")
+plant("a sum over groups of examples in half precision", VMAP, "return y.astype(jnp.float32) if is_half(y) else y",
+      "return y", "one_head.py::test_a_sum_over_many_examples_in_half_precision_is_rounded_once")
+CAPTURED = "one_head.py::test_the_gradient_of_what_a_score_captures_in_half_precision_is_summed_in_float32"
+plant("the table of a score left in half precision", "jattn/engine/score.py",
+      "x.astype(dtype) if is_half(x) else x", "x", CAPTURED)
+plant("what a function captured summed in half precision", BACKWARD,
+      "return plan.dtype if is_half(captured) else captured.dtype", "return captured.dtype", CAPTURED)
+plant("a mask that is differentiated", ATTEND, "else jax.lax.stop_gradient(x)", "else x",
+      "one_head.py::test_a_mask_may_be_made_of_what_is_differentiated")
+plant("a rate of dropout without a derivative", ATTEND, "return jax.lax.stop_gradient(x) / x", "return x / x",
+      "one_head.py::test_the_derivative_of_a_rate_of_dropout_is_that_of_the_division")
 plant("sums of the groups, the last alone", VMAP, "return [a + b for a, b in zip(total, more, strict=True)], ys",
       "return more, ys", AXES)
 plant("another axis mapped than was asked", VMAP, "jnp.moveaxis(x, d, 0) if d", "jnp.moveaxis(x, 0, d) if d",

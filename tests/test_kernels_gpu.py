@@ -220,7 +220,6 @@ class MaskOfTable(masks.Mask):
 
 
 WITHOUT = {  # what has no kernel there: options, sizes, and what is said
-    "no chosen blocks": ({"mask": masks.chosen_blocks(np.zeros((32, 0), np.int32), 64)}, {}, "no query can choose"),
     "a table of a class of your own": (
         {"score": ScoreOfTable(np.zeros(9, np.float32))}, {},
         "a score modifier of your own looks up a table, which is not in the GPU kernel",

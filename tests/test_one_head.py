@@ -8,7 +8,8 @@ from _inputs import D, Dv, S, T, assert_close, eps, normal, pairs, positions, qk
 from _oracles import bounds, definition, derivatives, inputs, ours, steps, weigh
 
 import jattn
-from jattn import masks, reference
+from jattn import masks, reference, scores
+from jattn.engine import tuning
 
 
 def alibi(x, t, s):
@@ -33,6 +34,120 @@ def test_in_float64_it_is_the_definition_to_second_order(seen):
     want = derivatives(definition(mask=allowed, score=score, **places))(**inputs())
     assert_close(got["value"], want["value"], ulps=8)
     assert_close(got, want, ulps=64, scale=16)
+
+
+@pytest.mark.structure
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    "f", [jattn.attention, lambda *x, **how: jattn.statistics(*x[:2], **how).entropy], ids=["out", "entropy"]
+)
+def test_a_mask_may_be_made_of_what_is_differentiated(f):
+    """Such as a router's logits: a comparison has the derivative 0, as of booleans in an array."""
+    q, k, v = qkv()
+
+    def both(dense):
+        at = {"q_positions": np.arange(T), "k_positions": np.arange(S)}
+
+        def total(w):
+            routed = jnp.tanh(k @ w)
+            few = (routed > -0.1)[None] | jnp.eye(T, S, dtype=bool)
+            mask = few if dense else masks.where(lambda t, s: (routed[s] > -0.1) | (t == s))
+            return jnp.sum(jnp.sin(f(q * w[None], k, v, mask=mask, **at)))
+
+        return jax.jit(lambda w: (jax.grad(total)(w), jax.hessian(total)(w)))(np.linspace(0.5, 1.5, D))
+
+    assert_close(both(dense=False), both(dense=True), ulps=64)
+
+
+@pytest.mark.structure
+@pytest.mark.usefixtures("x64")
+def test_the_derivative_of_a_rate_of_dropout_is_that_of_the_division():
+    """Of f/(1 − r): f/(1 − r)², and of a rate beside q in what is differentiated."""
+    q, k, v = qkv()
+
+    def out(q, rate):
+        return jnp.sum(jattn.attention(q, k, v, dropout_rate=rate, dropout_key=jax.random.key(0)))
+
+    @jax.jit
+    def found(q, rate):
+        first = jax.grad(out, (0, 1))(q, rate)
+        return out(q, rate), first, jax.jvp(out, (q, rate), (q, 1.0))[1], jax.grad(jax.grad(out, 1), 1)(q, rate)
+
+    value, (dq, slope), tangent, second = found(q, 0.3)
+    assert_close(slope, value / 0.7, ulps=8)
+    assert_close(second, 2 * value / 0.49, ulps=8)
+    assert_close(tangent, jnp.vdot(dq, q) + slope, ulps=16)
+    fixed = jax.jit(jax.grad(lambda q: out(q, 0.3)))(q)
+    np.testing.assert_array_equal(dq, fixed)
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("how", [{}, {"tile": (16, 16)}])
+def test_values_without_a_width_leave_lse_and_its_gradient(how):
+    q, k = (normal(2, 3, n, D, seed=n, dtype=np.float32) for n in (40, 24))
+
+    def lse(v):
+        one = lambda q, k, v: jattn.attention(q, k, v, return_lse=True, **how)  # noqa: E731
+        each = jax.vmap(jax.vmap(one))
+        return jax.jit(jax.value_and_grad(lambda q: jnp.sum(jnp.sin(each(q, k, v)[1]))))(q), each(q, k, v)[0].shape
+
+    (got, shape), (want, _) = lse(k[..., :0]), lse(k)
+    assert shape == (2, 3, 40, 0)
+    assert_close(got, want, ulps=16)
+
+
+def test_rows_of_the_weights_are_counted_from_the_end_where_they_are_negative():
+    q, k, _ = qkv(dtype=np.float32)
+    mask = masks.lengths(q=T - 1)
+    lse = jattn.attention(q, k, k, mask=mask, return_lse=True)[1]
+    got, want = (jattn.weights_of(q, k, lse, np.array(rows), mask=mask) for rows in ([-1, -2], [T - 1, T - 2]))
+    np.testing.assert_array_equal(got, want)
+
+
+HALF = 2.0**-8
+"""In bfloat16 two roundings of a number: of what is summed, and of the sum."""
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize(
+    ("score", "rows", "how"),
+    [
+        pytest.param(scores.distance_bias, 300, {"tile": (16, 16)}, id="a table"),
+        pytest.param(scores.distance_bias, 300, {"implementation": "interpret"}, id="a table, in kernels"),
+        pytest.param(
+            lambda x: lambda score, t, s: score * x[3].astype(score.dtype), 1000, {"tile": (16, 16)}, id="any"
+        ),
+    ],
+)
+def test_the_gradient_of_what_a_score_captures_in_half_precision_is_summed_in_float32(score, rows, how):
+    """Over tiles and distances. A sum in bfloat16 stands still where a term is less than 1/256 of it."""
+    q, k, v = (jnp.asarray(normal(rows, 8, seed=n), jnp.bfloat16) for n in range(3))
+    table = jnp.asarray(np.linspace(-1, 1, 11), jnp.bfloat16)
+
+    def gradient(table):
+        f = lambda table: jnp.sum(jattn.attention(q, k, v, score=score(table), **how).astype(jnp.float32) ** 2)  # noqa: E731
+        return np.asarray(jax.jit(jax.grad(f))(table), np.float32)
+
+    got, want = gradient(table), gradient(table.astype(jnp.float32))
+    assert np.abs(got - want).max() <= HALF * np.abs(want).max()
+
+
+@pytest.mark.structure
+def test_a_sum_over_many_examples_in_half_precision_is_rounded_once(monkeypatch):
+    """What examples share, where each is a group of its own: 300 times the cotangent of one."""
+    monkeypatch.setattr(tuning, "group_bytes", lambda platform: 1)
+    q, k = (jnp.asarray(normal(n, 8, seed=n), jnp.bfloat16) for n in (20, 24))
+    every = jnp.broadcast_to(q, (300, *q.shape))
+
+    def total(k, cap):
+        one = lambda q: jattn.attention(q, k, k, score=scores.soft_cap(cap))  # noqa: E731
+        return jnp.sum(jax.vmap(one)(every).astype(jnp.float32) ** 2)
+
+    gradient = jax.jit(jax.grad(total, (0, 1)))
+    cap = jnp.bfloat16(1.5)
+    for got, want in zip(gradient(k, cap), gradient(k.astype(jnp.float32), cap.astype(jnp.float32)), strict=True):
+        got, want = (np.asarray(a, np.float32) for a in (got, want))
+        assert np.abs(got - want).max() <= 2 * HALF * np.abs(want).max()
 
 
 @pytest.mark.usefixtures("x64")

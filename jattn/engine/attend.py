@@ -1,5 +1,7 @@
 """The one entrance: options of one head → (out, lse), with every derivative."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +53,23 @@ def attend(
     )
     leaves, tree = jax.tree.flatten(x)
     out, m, log_sum = batched_call(Forward(plan, tree), *leaves)
+    if dropout is not None and isinstance(dropout[1], jax.core.Tracer):
+        out *= _as_constant(1 - dropout[1]).astype(out.dtype)
     return out.astype(v.dtype), m + log_sum
+
+
+def _mask_leaf(x: Any) -> Any:
+    """A leaf of a mask. A mask is booleans, and what they are made of has no derivative through them."""
+    # Lengths in Python ints: beside float64 they would become int64, and rows are counted in int32.
+    return jax.device_put(np.int32(x)) if isinstance(x, int) else jax.lax.stop_gradient(x)
+
+
+def _as_constant(x: jax.Array) -> jax.Array:
+    """The share of what is kept, over itself: 1, with the derivative of what is divided by a traced one.
+
+    The engine counts the rate as a constant.
+    """
+    return jax.lax.stop_gradient(x) / x
 
 
 def make_plan(
@@ -65,9 +83,9 @@ def make_plan(
         q_tile, k_tile = min(q_tile, T), min(k_tile, S)
     closed, captured = (None, ()) if score is None else hoist_closure(score, dtype)
     mask = None if x.mask is None else x.mask.map_leaves(lambda m: m.in_rows(T, S)).split_qk()
-    # Lengths in Python ints: beside float64 they would become int64, and rows are counted in int32.
-    mask = jax.tree.map(lambda n: jax.device_put(np.int32(n)) if isinstance(n, int) else n, mask)
+    mask = jax.tree.map(_mask_leaf, mask)
     scale = jax.device_put(np.asarray(x.q.shape[1] ** -0.5, dtype)) if x.scale is None else x.scale
     sink = x.sink.reshape(()) if x.sink is not None and x.sink.shape != (T,) else x.sink
-    x = x._replace(captured=captured, mask=mask, scale=scale, sink=sink)
+    dropout = jax.tree.map(jax.lax.stop_gradient, x.dropout)
+    x = x._replace(captured=captured, mask=mask, scale=scale, sink=sink, dropout=dropout)
     return Plan(T, S, q_tile, k_tile, dtype, closed, platform, tile is not None, implementation), x

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import zero_nonfinite_rows
+from jattn._numerics import is_half, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import Operand
@@ -115,7 +115,7 @@ def sum_backward(
 
     tiled = pad(plan, active)._replace(sink=None, dropout=None)
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), tiled._replace(captured=()))
-    zeros = zeros._replace(captured=jax.tree.map(jnp.zeros_like, tiled.captured))
+    zeros = zeros._replace(captured=jax.tree.map(lambda a: jnp.zeros(a.shape, sums_in(plan, a)), tiled.captured))
     roles = SUM_ROLES._replace(captured=("",) * len(tiled.captured))
     flat, form = jax.tree.flatten(zeros)
     flat_roles = jax.tree.leaves(keep_active(zeros, roles))
@@ -159,5 +159,10 @@ def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, 
         v=None if active.v is None else w.at_finite_values(w.drop(p) @ dout),
         bias=dbias,
         scale=None if fields["scale"] is None else jnp.sum(dq * q.T),
-        captured=dcaptured,
+        captured=jax.tree.map(lambda a: a.astype(sums_in(plan, a)), dcaptured),
     )
+
+
+def sums_in(plan: Plan, captured: jax.Array) -> Any:
+    """The dtype in which the cotangent of what a score modifier captured is summed, over tiles and over heads."""
+    return plan.dtype if is_half(captured) else captured.dtype

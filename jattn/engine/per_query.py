@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jattn._numerics import below, max_or_nan, zero_nonfinite_rows
 from jattn._values import recomputed
 from jattn.engine import tile as tiles
-from jattn.engine.backward import rounded_as, sum_backward
+from jattn.engine.backward import rounded_as, sum_backward, sums_in
 from jattn.engine.batching import Linear, Operand, are_transposes, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule, sum_by_rows
@@ -202,10 +202,11 @@ class LogitsAtBackward(_OfLogitsAt):
         def add(total: Operands, one: Any) -> tuple[Operands, None]:
             at, ct = one
             part = recomputed(lambda: jax.vjp(self.one_key(xs, at), primals)[1](ct)[0])
-            return jax.tree.map(jnp.add, total, part), None
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part), None
 
         columns = xs[self.tree.num_leaves].T, xs[-1].T
-        found, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, primals), columns)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, sums_in(self.plan, a)), primals)
+        found, _ = jax.lax.scan(add, zeros, columns)
         return [a.astype(leaf.dtype) for a, leaf in zip(jax.tree.leaves(found), leaves, strict=True)]
 
 

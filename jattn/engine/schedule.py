@@ -172,7 +172,7 @@ def fold_rows(
     if n == 1:
         return row(carry, 0)
     carry, ys = jax.lax.scan(row, carry, jnp.arange(n, dtype=jnp.int32))
-    return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
+    return carry, jax.tree.map(lambda y: y.reshape(n * y.shape[1], *y.shape[2:]), ys)  # values may have no width
 
 
 def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -> Any:

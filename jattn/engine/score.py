@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import scores
+from jattn._numerics import is_half
 from jattn._types import ScoreModifier
 from jattn._values import Closed, close
 
@@ -57,7 +58,9 @@ def hoist_closure(score: ScoreModifier, dtype: Any) -> tuple[Any, tuple[jax.Arra
     derivatives. Equal score modifiers are one program, however often they are written."""
     if isinstance(score, scores.Score):
         leaves, tree = jax.tree.flatten(score)
-        return TileScore(tree), tuple(jax.device_put(x) if isinstance(x, float) else jnp.asarray(x) for x in leaves)
+        arrays = (jax.device_put(x) if isinstance(x, float) else jnp.asarray(x) for x in leaves)
+        # In half precision their cotangents would be rounded at every tile.
+        return TileScore(tree), tuple(x.astype(dtype) if is_half(x) else x for x in arrays)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     closed, captured, _ = close(score, x, i, i)
     return ScalarScore(closed), captured

@@ -162,4 +162,5 @@ def chosen_blocks(
     _errors.rank("chosen_blocks", 2, "[T / q_size, n]", "Map over a batch or heads with jax.vmap.", indices=x)
     size = _errors.count("chosen_blocks", "size", size, least=1)
     q_size = size if q_size is None else _errors.count("chosen_blocks", "q_size", q_size, least=1)
-    return ChosenBlocks(x.astype(jnp.int32), size, q_size)
+    none = ((0, 0), (0, 0 if x.shape[1] else 1))  # a row of no indices is one of an index that names no block
+    return ChosenBlocks(jnp.pad(x.astype(jnp.int32), none, constant_values=-1), size, q_size)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._jax import batching
+from jattn._numerics import is_half
 from jattn.engine import tuning
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.batching.primitive import (
@@ -186,8 +187,9 @@ class Vmapped(BatchedFunction):
         if not isinstance(inner, Vmapped) or (self.mapped, self.summed) != (inner.mapped, inner.summed):
             return self._in_groups(inner, xs, self._in_place)
         # Batch and heads as one axis: a loop in a loop costs more than one.
-        whole = dataclasses.replace(inner, size=self.size * inner.size)
-        ys = whole(*(x.reshape(-1, *x.shape[2:]) if m else x for x, m in zip(xs, self.mapped, strict=True)))
+        size = self.size * inner.size
+        whole = dataclasses.replace(inner, size=size)
+        ys = whole(*(x.reshape(size, *x.shape[2:]) if m else x for x, m in zip(xs, self.mapped, strict=True)))
         stacked = (self.size, inner.size)
         return [y if s else y.reshape(*stacked, *y.shape[1:]) for y, s in zip(ys, self.summed, strict=True)]
 
@@ -248,8 +250,14 @@ class Vmapped(BatchedFunction):
 
         def add_up(ys: Leaves) -> tuple[list[jax.Array], list[jax.Array]]:
             pairs = list(zip(ys, self.summed, strict=True))
-            return [y.sum(0) for y, summed in pairs if summed], [y for y, summed in pairs if not summed]
+            return [wide(y).sum(0) for y, summed in pairs if summed], [y for y, summed in pairs if not summed]
 
+        def wide(y: jax.Array) -> jax.Array:
+            """Sums of half precision are rounded once, and not at every group."""
+            return y.astype(jnp.float32) if is_half(y) else y
+
+        # Asked where something is summed alone: the answer may take a trace.
+        types = self._output_types_of_one(list(map(_type_of, xs))) if any(self.summed) else [None] * len(self.summed)
         groups, rest = (1, 0) if self.group == self.size else divmod(self.size, self.group)
         total: list[jax.Array] = []
         stacked: list[jax.Array] = []
@@ -260,9 +268,9 @@ class Vmapped(BatchedFunction):
                 more, ys = add_up(run_group(group))
                 return [a + b for a, b in zip(total, more, strict=True)], ys
 
-            types = zip(self._output_types_of_one(list(map(_type_of, xs))), self.summed, strict=True)
-            total, ys = jax.lax.scan(step, [jnp.zeros(y.shape, y.dtype) for y, summed in types if summed], grouped)
-            stacked = [y.reshape(-1, *y.shape[2:]) for y in ys]
+            zeros = [wide(jnp.zeros(y.shape, y.dtype)) for y, summed in zip(types, self.summed, strict=True) if summed]
+            total, ys = jax.lax.scan(step, zeros, grouped)
+            stacked = [y.reshape(groups * self.group, *y.shape[2:]) for y in ys]
         else:
             total, stacked = add_up(run_group([x[: self.group] for x in examples]))
         if rest:
@@ -270,7 +278,8 @@ class Vmapped(BatchedFunction):
             total = [a + b for a, b in zip(total, more, strict=True)]
             stacked = [jnp.concatenate(pair) for pair in zip(stacked, ys, strict=True)]
         sums, stacks = iter(total), iter(stacked)
-        return [next(sums) if summed else next(stacks) for summed in self.summed]
+        pairs = zip(types, self.summed, strict=True)
+        return [next(sums).astype(y.dtype) if summed else next(stacks) for y, summed in pairs]
 
 
 def batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: BatchedFunction) -> tuple[list[Any], list[int]]:

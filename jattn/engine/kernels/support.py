@@ -134,6 +134,8 @@ def of_tpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
         return f"tile=({plan.q_tile}, {plan.k_tile}) is not of multiples of {tuning.LANES}"
     if max(x.q.shape[1], x.v.shape[1]) > tuning.KERNEL_MOST_WIDTH:
         return f"a head is wider than {tuning.KERNEL_MOST_WIDTH}"
+    if x.v.shape[1] == 0:
+        return "the values have no width"
     size, tiles = schedule_bytes(plan, x, levels, 4)
     if size > tuning.KERNEL_SCHEDULE_BYTES:
         return f"the block states of {tiles} do not fit into its memory of scalars"
@@ -194,8 +196,6 @@ def of_mask(plan: Plan, part: Mask) -> str | None:
     limited = plan.platform == "tpu"  # a GPU gathers from memory
     leaves = list(zip(jax.tree.leaves(part), part.leaf_axes(), strict=True))
     for chosen in (leaf.shape[0] for leaf, role in leaves if role == "nq"):
-        if chosen == 0:
-            return "no query can choose a block"
         if limited and chosen > tuning.KERNEL_TABLE:
             return f"each query chooses {chosen} blocks, and the kernel looks through {tuning.KERNEL_TABLE}"
     for table in (leaf for leaf, role in leaves if not role and leaf.ndim):
