@@ -127,5 +127,5 @@ assert np.allclose(mean, inside[0], atol=1e-6)
 assert s.p[-1] < 0.4
 
 # %% [markdown]
-# Nine more scenarios, among them other optimisers and losses on the output: `demos/gradient_flow.py --list`. The
+# Eight more scenarios, among them other optimisers and losses on the output: `demos/gradient_flow.py --list`. The
 # claims in words: [How attention learns](../learning.md).

@@ -40,7 +40,8 @@ from jattn import figures, masks, scores
 # %% [markdown]
 # ## A mask of your own
 #
-# Any function of two positions. This one is the comb of a sparse transformer: the last eight tokens, and every eighth.
+# `masks.where` takes any function of two positions. This one is the comb of a sparse transformer: the last eight
+# tokens, and every eighth.
 
 # %%
 comb = masks.where(lambda t, s: (t - s < 8) | (s % 8 == 7)) & masks.causal()
