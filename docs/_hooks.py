@@ -21,10 +21,11 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
 import _kept  # noqa: E402
+import _links  # noqa: E402
 import _messages  # noqa: E402
 import _notebooks  # noqa: E402
 
-LIVE = ("bank_page", "explore", "alive_page")
+LIVE = _links.live((ROOT / "docs" / "live.md").read_text(encoding="utf-8"))
 OUTPUT = re.compile(r'<div class="output" id="output-(\d+)"></div>')
 outputs = {}  # page → the HTML of the outputs of its cells
 SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md", "demos/ERRATA.md", "demos/pictures/*.png", "benchmarks/results/*.md")
@@ -71,8 +72,8 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Pages link to files of the repository as they lie there, which on the site are beside them."""
-    return markdown if "/" in page.file.src_uri else markdown.replace("](../", "](")
+    """Pages link to files of the repository as they lie there; the site has other names and places for some."""
+    return _links.on_the_site(markdown, _notebooks.names(), "/" not in page.file.src_uri)
 
 
 def on_page_content(content, page, config, files):

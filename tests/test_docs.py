@@ -23,7 +23,7 @@ def load(file):
     return made
 
 
-check, messages = load("docs/_check.py"), load("docs/_messages.py")
+check, links, messages = load("docs/_check.py"), load("docs/_links.py"), load("docs/_messages.py")
 extras = load("benchmarks/how_large_is_each_extra.py")
 RIGHT = (
     '<h2 id="jattn.attention">attention</h2><img src="a.png" alt="a head"><a href="https://example.org">elsewhere</a>'
@@ -51,16 +51,15 @@ def test_the_names_are_those_of_the_package():
     assert check.public("masks") == [f"jattn.masks.{name}" for name in jattn.masks.__all__]
 
 
-PAGES = [file for pattern in ("*.md", "docs/**/*.md", "demos/*.md") for file in sorted(ROOT.glob(pattern))]
-ONLY_ON_THE_SITE = re.compile(r"messages\.md|live/\w+\.html|(notebooks/)?\w+\.md|(notebooks/)?\w+\.ipynb")
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+PAGES = [file for pattern in ("*.md", "docs/**/*.md", "demos/*.md") for file in sorted(ROOT.glob(pattern))] + NOTEBOOKS
 
 
 def lost_links(text, folder):
-    """Links of a page to files that are neither in the repository nor made for the site."""
-    for link in re.findall(r"\]\(([^)#\s]+)", re.sub(r"`[^`]*`", "", text)):
-        notebook = folder / re.sub(r"\.(md|ipynb)$", ".py", link)
-        made = ONLY_ON_THE_SITE.fullmatch(link) and (notebook.exists() or link.startswith(("messages", "live/")))
-        if not link.startswith("http") and not (folder / link).exists() and not made:
+    """What a page links to or shows and the repository does not have."""
+    text = re.sub(r"`[^`]*`", "", text)
+    for link in re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'\b(?:src|href)="([^"#]+)', text):
+        if not link.startswith("http") and not (folder / link).exists():
             yield link
 
 
@@ -70,8 +69,30 @@ def test_a_page_links_to_what_is_there(page):
 
 
 def test_a_lost_link_is_seen():
-    text = "[a](attention.md), [b](gone.md), [c](notebooks/bank_walk.md), [d](notebooks/gone.md), [e](../nowhere/x.md)"
-    assert list(lost_links(text, ROOT / "docs")) == ["gone.md", "notebooks/gone.md", "../nowhere/x.md"]
+    text = """[a](attention.md), [b](gone.md), [c](notebooks/bank_walk.py#x), [d](notebooks/bank_walk.md), [e](#here),
+    [f](https://example.org), <iframe src="live/explore.html"></iframe>, `[g](gone.md)`"""
+    assert list(lost_links(text, ROOT / "docs")) == ["gone.md", "notebooks/bank_walk.md", "live/explore.html"]
+
+
+def test_on_the_site_a_link_leads_to_what_the_build_makes_of_a_file():
+    def on_the_site(text, top=True):
+        return links.on_the_site(text, ["bank_walk"], top)
+
+    assert on_the_site("[a](notebooks/bank_walk.py), [b](../x.md)") == "[a](notebooks/bank_walk.md), [b](x.md)"
+    assert on_the_site("[a](bank_walk.py), [b](../x.md)", top=False) == "[a](bank_walk.md), [b](../x.md)"
+    assert on_the_site("[a](notebooks/another.py), [b](x.md)") == "[a](notebooks/another.py), [b](x.md)"
+    shown = on_the_site("<!-- live explore: A sentence: its heads -->")
+    assert "[Alone in a window](live/explore.html)" in shown
+    assert '<iframe src="live/explore.html" title="A sentence: its heads"' in shown
+
+
+def test_a_live_page_is_that_of_a_demo_named_above_it():
+    text = (ROOT / "docs" / "live.md").read_text(encoding="utf-8")
+    assert len(links.live(text)) > 1
+    for section in text.split("\n## ")[1:]:
+        for name in links.live(section):
+            assert (ROOT / "demos" / f"{name}.py").exists()
+            assert f"`python demos/{name}.py`" in section
 
 
 def test_a_message_is_a_line_of_its_function_once():

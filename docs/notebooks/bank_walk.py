@@ -126,4 +126,4 @@ page.run(run, words, target=1, rays=rays, loss="−log p_money", optimiser="grad
 
 # %% [markdown]
 # What makes the slogan true again: let the keys learn too. That is in [the notebook on gradient
-# flow](gradient_flow.md).
+# flow](gradient_flow.py).
