@@ -27,7 +27,7 @@ STEPS = [
     ),
     page.Step(
         "Pull",
-        "The loss says how well “water” was foretold. Its slope −dL/dq says where the query would go, and is a sum of "
+        "The loss says how well “water” was predicted. Its slope −dL/dq says where the query would go, and is a sum of "
         "pulls along the keys: toward those whose weight should grow, away from those whose weight should shrink.",
         ["pulls", "step"],
         try_="Choose a key to see its pull written out.",
@@ -41,8 +41,8 @@ STEPS = [
     ),
     page.Step(
         "Not shown",
-        "Weights show where a head looks. They do not show what difference that makes, what passes by it, or what a "
-        "key has become.",
+        "Weights show where a head looks. They do not show what difference that makes, what the residual stream "
+        "carries past the head, or what earlier layers have added to the vector that a key is computed from.",
         "limits",
         try_="Compare the heads with the MLPs: which loss would suffer most?",
     ),

@@ -44,7 +44,7 @@ def why(row: jattn.Steps, part: int) -> page.Step:
     scores, scaled, p = (np.asarray(x)[0] for x in (row.scores, row.scaled, row.weights))
     exps = np.exp(scaled - scaled.max())
     text = f"""A weight begins as a dot product of the query and a key, q·k: {each(scores)}. It is divided by
-        √{K.shape[1]} ({each(scaled)}). The exponential of what each lacks to the largest makes it positive
+        √{K.shape[1]} ({each(scaled)}). The exponential of its difference from the largest makes it positive
         ({each(exps)}), and dividing by their sum, {number(exps.sum())}, makes it a share: {each(p)}. The values of the
         words, in these shares, add up to what bank becomes: {vector(p @ V)}."""
     try_ = "Press “From the start” in that panel, and build the row up column by column."

@@ -26,12 +26,12 @@ def show_flip(console: Console, flip: dict) -> None:
     console.print(
         "p_money / p_river = exp((q·k_money − q·k_river)/√2), so money overtakes river exactly where q·k_money > "
         "q·k_river. With q = [1, 0] that is the half-plane x > 1: only the shadow of k_money on q counts. "
-        "On the way k_money = [0.2, 0.1] + a·u, by formula and by bisection of the weights:"
+        "On the way k_money = [0.2, 0.1] + a·u, by formula and by bisection of the weights for a up to 16:"
     )
     for name, way in flip["ways"].items():
         u = f"[{WAYS[name][0]:g}, {WAYS[name][1]:g}], {name}"
         found = "never: u ⊥ q" if way["formula"] is None else f"a = {way['formula']:.6f}"
-        seen = "none to 16" if way["measured"] is None else f"a = {way['measured']:.6f}"
+        seen = "no flip" if way["measured"] is None else f"a = {way['measured']:.6f}"
         console.print(f" u = {u:<27} formula: {found:<13} bisection: {seen}")
     turned = flip["turned"]
     console.print(
