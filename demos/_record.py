@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _cli import BadInput
+from _cli import BadInput, numbers
 
 from jattn import flow
 
@@ -64,3 +64,16 @@ def _conserved(s: flow.Diagnostics) -> dict:
     if s.conserved is not None:
         told["|q|² − |K|²"] = (s.conserved[0] + s.drift, s.conserved)
     return told
+
+
+def turned(cos: list[float], p: list[float], target: str, moves: str) -> str:
+    """Whether q turned toward the target's key as it learned to attend it, in one sentence."""
+    (c, d), (a, b) = ([numbers(x)[i] for i in (0, -1)] for x in (cos, p))
+    went = f"cos(q, k_{target}) went from {c} to {d} while p went from {a} to {b}"
+    if a == b or c == d or p[-1] < p[0]:
+        return f"{went}."
+    went = f"cos(q, k_{target}) went from {c} to {d} while p rose from {a} to {b}"
+    away = cos[-1] < cos[0]
+    if moves == "q":
+        return f"{went}: q learned to attend {target} by turning {'away from' if away else 'toward'} k_{target}."
+    return f"{went}: q and k_{target} turned {'apart' if away else 'toward each other'}."

@@ -313,9 +313,16 @@ def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):
     ("argv", "message"),
     [
         (["--query", "fish"], "--query 'fish' is not in the sentence. Choose one of: the, river, bank"),
-        (["--sentence", " "], "--sentence is empty. Give it at least one word."),
+        (["--sentence", ""], "--sentence '': must have words. Write two or more, with spaces between."),
+        (["--sentence", "?! ..."], "--sentence '?! ...': must have words. Write two or more"),
+        (["--sentence", "a b", "--word", "a=1"], "--sentence and --word: the page is of one of them. Leave out all"),
+        (["--file", "a.json", "--trajectory", "a.npz"], "--file and --trajectory: the page is of one of them. Leave"),
+        (["--sentence", "By a bank.", "--query", "bank."], "is not in the sentence. Choose one of: By, a, bank."),
+        (["--query", ""], "--query '' is not in the sentence. Choose one of: the, river"),
         (["--sentence", "river"], "'river' is the only word, and has no other to attend. Give two or more."),
-        (["--steps", "0"], "--steps must be from 1 to 100000, and --learning-rate above 0. Leave them out."),
+        (["--steps", "0"], "--steps 0: must be from 1 to 100000. Leave it out for 3000."),
+        (["--learning-rate", "0"], "--learning-rate 0: must be a number above 0. Leave it out for 0.3."),
+        (["--learning-rate", "nan"], "--learning-rate nan: must be a number above 0. Leave it out for 0.3."),
         (["--learning-rate", "1e300", "--steps", "5"], "rate of 1e+300: the descent left what float64 holds. Use a"),
         (["--trajectory", "none.npz"], "--trajectory none.npz: [Errno 2] No such file"),
         (["--out", "/dev/null/x.html", "--steps", "1"], "--out /dev/null/x.html: File exists. Name a file that can"),
@@ -325,6 +332,72 @@ def test_refusals(argv, message):
     with pytest.raises(cli.BadInput) as caught:
         compute(explore, *argv)
     assert message in str(caught.value)
+    assert "--steps" not in str(caught.value) or argv[0] == "--steps", "only what is at fault is named"
+
+
+def shown(r, monkeypatch, capsys):
+    """What explore.py prints of its results, as one line."""
+    monkeypatch.setattr(sys, "argv", ["explore.py"])
+    cli.run(explore.arguments(), lambda args: r, explore.show)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_strongest_pairs_are_those_of_the_vectors_and_no_head_of_the_page(tmp_path, capsys, monkeypatch):
+    r = compute(explore, "--sentence", "the cat sees", "--steps", 2, "--out", tmp_path / "a.html")
+    x = np.array(data(r["page"])["parts"][1]["values"])
+    e = np.exp(x @ x.T / np.sqrt(8))
+    w = e / e.sum(1, keepdims=True)
+    want = sorted(((w[i, j], n, m) for i, n in enumerate(r["words"]) for j, m in enumerate(r["words"])), reverse=True)
+    assert [(n, m) for n, m, *_ in r["strongest"]] == [(n, m) for _, n, m in want[:6]]
+    n, m, weight, entropy = r["strongest"][0]
+    row = w[r["words"].index(n)]
+    assert (weight, entropy) == pytest.approx((want[0][0], -(row * np.log(row)).sum()))
+    said = shown(r, monkeypatch, capsys)
+    assert "at the start, with q = k = v = the word's vector. The page's random heads are not in this table." in said
+    assert f"query key weight entropy {'─' * 29} {n} {m} {weight:.3f} {entropy:.3f} " in re.sub("─+", "─" * 29, said)
+    assert "random matrices, and do not learn." in Path(r["page"]).read_text(encoding="utf-8")
+    vectors = compute(explore, *TWO, "--steps", 2, "--out", tmp_path / "b.html")
+    assert "random" not in shown(vectors, monkeypatch, capsys)
+
+
+TWO = ["--word", "river=0.9,0.1", "--word", "bank=1,0"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "query"),
+    [
+        (TWO, "bank"),
+        (["--sentence", "a b"], "b"),
+        (["--sentence", "a b c"], "b"),
+        (["--sentence", "(By) 'the' bank."], "the"),
+    ],
+)
+def test_the_query_by_default_is_no_target_and_words_have_no_punctuation(argv, query, tmp_path):
+    r = compute(explore, *argv, "--steps", 2, "--out", tmp_path / "a.html")
+    assert (r["query"], r["target"]) == (query, r["words"][0])
+    assert "".join(r["words"]).isalpha()
+
+
+def test_the_last_line_says_whether_q_turned_toward_the_key(tmp_path, capsys, monkeypatch):
+    away = compute(explore, *TWO, "--out", tmp_path / "a.html")
+    said = shown(away, monkeypatch, capsys)
+    assert "cos(q, k_river) went from 0.994 to -0.597 while p rose from 0.482 to 0.886: q learned to attend" in said
+    assert "q learned to attend river by turning away from k_river. Page" in said
+    toward = compute(explore, *TWO, "--word", "money=-1,0", "--query", "money", "--out", tmp_path / "b.html")
+    assert "q learned to attend river by turning toward k_river. Page" in shown(toward, monkeypatch, capsys)
+    q = np.array(data(away["page"])["parts"][0]["q"])[[0, -1]]
+    cos = q @ [0.9, 0.1] / np.linalg.norm(q, axis=1) / np.hypot(0.9, 0.1)
+    assert cos == pytest.approx([0.994, -0.597], abs=5e-4)
+    said = [recorder.turned([0.2, c], [0.4, p], "a", moves) for c, p, moves in ((0.1, 0.3, "q"), (0.1, 0.5, "q and K"))]
+    assert said[0] == "cos(q, k_a) went from 0.200 to 0.100 while p went from 0.400 to 0.300."
+    assert said[1] == "cos(q, k_a) went from 0.200 to 0.100 while p rose from 0.400 to 0.500: q and k_a turned apart."
+
+
+def test_help_has_the_default_of_every_number_and_choice():
+    said = " ".join(explore.arguments().format_help().split())
+    for flag in ("loss", "optimiser", "moves", "learning-rate", "steps", "query", "target", "sentence", "out", "seed"):
+        assert "(default: " in said.rpartition(f" --{flag} ")[2].partition(" --")[0], flag
+    assert "two layers of four heads with random matrices, which do not learn" in said
 
 
 def test_the_control_of_the_descent(x64):
