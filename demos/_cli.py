@@ -52,10 +52,10 @@ def add_out(parser: argparse.ArgumentParser, of: str) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help=f"folder of {of} (default: out)")
 
 
-def check_folder(out: Path) -> None:
-    """Refuses an --out that can never be a folder; called before a long computation."""
+def check_folder(out: Path, flag: str = "--out") -> None:
+    """Refuses what can never be a folder; called before a long computation."""
     if any(path.exists() and not path.is_dir() for path in (out, *out.absolute().parents)):
-        raise BadInput(f"--out {out}: is a file, or lies below one. Name a folder.")
+        raise BadInput(f"{flag} {out}: is a file, or lies below one. Name a folder.")
 
 
 def save(out: Path, write: Callable[[], Made], what: str = "folder that can be written to") -> Made:

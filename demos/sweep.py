@@ -23,17 +23,18 @@ from jattn import flow
 SEEDS, RATES, D = 32, np.geomspace(0.003, 10, 32), 4
 WORDS = {"river": [1.0, 0.2, 0.0, 0.1], "money": [-0.8, 0.6, 0.1, 0.0], "the": [0.0, 0.0, 0.4, 0.2]}
 OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
+RUNS = SEEDS * len(RATES) * 2  # of each optimiser
 ALIGNED = -np.log(0.9)
 """The loss at which a query gives nine tenths of its attention to its target."""
 
 
 def arguments():
     made = _cli.parser(__doc__)
-    made.add_argument("--devices", type=int, default=8, help="simulated devices (default: 8)")
-    made.add_argument("--steps", type=int, default=400, help="of each descent (default: 400)")
-    made.add_argument("--parts", type=int, default=8, help="checkpoints on the way (default: 8)")
-    made.add_argument("--folder", type=Path, help="where checkpoints are kept")
-    made.add_argument("--stop-after", type=int, help="end after so many parts, as if killed")
+    made.add_argument("--devices", type=int, default=8, help=f"simulated devices, a divisor of {RUNS} (default: 8)")
+    made.add_argument("--steps", type=int, default=400, help="of each descent, at least 1 (default: 400)")
+    made.add_argument("--parts", type=int, default=8, help="of the way, each a jitted call; 1 to --steps (default: 8)")
+    made.add_argument("--folder", type=Path, help="where a checkpoint of each part is kept; needs jattn[train]")
+    made.add_argument("--stop-after", type=int, help="end after so many parts, at least 1, as if killed")
     made.add_argument("--picture", type=Path, help="draw the sweep to this file")
     return made
 
@@ -67,14 +68,35 @@ def forward(runs, steps):
     return {name: jax.vmap(functools.partial(one, OPTIMISERS[name]))(run) for name, run in runs.items()}
 
 
-def compute(args):
-    import orbax.checkpoint as ocp
+def check(args):
+    """Refuses what would only fail far into the run, or leave nothing to see."""
+    if args.devices < 1 or RUNS % args.devices:
+        raise _cli.BadInput(f"--devices {args.devices}: must divide {RUNS}, as 1, 2, 4 and 8 do. Leave it out for 8.")
+    if args.steps < 1:
+        raise _cli.BadInput(f"--steps {args.steps}: must be at least 1. Leave it out for 400.")
+    if not 1 <= args.parts <= args.steps:
+        raise _cli.BadInput(f"--parts {args.parts}: must be from 1 to --steps, here {args.steps}. Give one of these.")
+    if args.stop_after is not None and args.stop_after < 1:
+        raise _cli.BadInput(f"--stop-after {args.stop_after}: must be at least 1. Leave it out to run to the end.")
 
+
+def checkpointer(folder):
+    """What writes to the folder and reads from it."""
+    _cli.check_folder(folder, "--folder")
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError:
+        raise _cli.BadInput("--folder needs orbax. Run: pip install 'jattn[train]', or leave --folder out.") from None
+    return ocp.StandardCheckpointer()
+
+
+def compute(args):
+    check(args)
+    saver = checkpointer(args.folder) if args.folder else None
     devices = jax.devices()[: args.devices]
     mesh = jax.make_mesh((len(devices),), ("runs",), axis_types=(AxisType.Auto,), devices=devices)
     kept = NamedSharding(mesh, PartitionSpec("runs"))
     runs, done = jax.device_put(beginning(), kept), 0
-    saver = ocp.StandardCheckpointer()
     if args.folder and args.folder.exists():
         done = max((int(p.name) for p in args.folder.iterdir() if p.name.isdigit()), default=0)
     if done:  # onto the devices that are here now, however many wrote it
@@ -95,33 +117,18 @@ def compute(args):
     seconds = time.perf_counter() - start
     of = {name: np.asarray(run["before"]).reshape(SEEDS, len(RATES), 2) for name, run in runs.items()}
     if args.picture:
-        draw(of, done * steps, args.picture)
+        from _sweep_picture import draw
+
+        draw(of, done * steps, RATES, WORDS, args.picture)
     share = {s.data.nbytes for s in runs["sgd"]["q"].addressable_shards}
     return {
-        "runs": 2 * SEEDS * len(RATES) * 2, "devices": len(devices), "steps": done * steps, "begun": begun * steps,
-        "steps_per_second": (done - begun) * steps * 4 * SEEDS * len(RATES) / seconds,
+        "runs": len(OPTIMISERS) * RUNS, "devices": len(devices), "steps": done * steps, "begun": begun * steps,
+        "steps_per_second": (done - begun) * steps * len(OPTIMISERS) * RUNS / seconds,
         "bytes_of_q_on_each_device": sorted(share), "bytes_of_q": runs["sgd"]["q"].nbytes,
         "rates": RATES, "before": {n: np.median(x, 0) for n, x in of.items()},
         "sum": {n: float(np.asarray(run["q"]).sum()) for n, run in runs.items()},
         "squares": {n: float((np.asarray(run["q"]) ** 2).sum()) for n, run in runs.items()},
     }  # fmt: skip
-
-
-def draw(of, steps, file):
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
-    for i, (axis, word) in enumerate(zip(axes, WORDS, strict=False)):
-        for name, x in of.items():
-            low, middle, high = np.quantile(1 / np.maximum(x[..., i], 1), (0.1, 0.5, 0.9), axis=0)
-            axis.plot(RATES, middle, label=name)
-            axis.fill_between(RATES, low, high, alpha=0.2)
-        axis.set(xscale="log", yscale="log", xlabel="learning rate", title=f"toward {word}")
-        axis.axhline(1 / steps, color="0.6", lw=0.8, ls=":")
-    axes[0].set_ylabel("rate of alignment: 1 / steps to 90 %")
-    axes[0].legend(title="median, 10 to 90 %", frameon=False)
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
 
 
 def show(paper, r):
@@ -139,5 +146,5 @@ def show(paper, r):
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", arguments().parse_known_args()[0].devices)
+    jax.config.update("jax_num_cpu_devices", max(1, arguments().parse_known_args()[0].devices))
     _cli.run(arguments(), compute, show)

@@ -19,13 +19,15 @@ from jattn import masks, sharding
 
 LAYERS, H, D, WIDTH, B, T = 2, 4, 8, 32, 4, 128
 SPEC = PartitionSpec("data", "seq")
+DATA, SEQ = (", ".join(str(n) for n in range(1, most + 1) if most % n == 0) for most in (B, T // 2))
+"""Numbers of devices that divide the batch, and the half sequence: each holds two pieces, in zigzag order."""
 
 
 def arguments():
     made = _cli.parser(__doc__)
-    made.add_argument("--data", type=int, default=2, help="devices along the batch (default: 2)")
-    made.add_argument("--seq", type=int, default=4, help="devices along the sequence (default: 4)")
-    made.add_argument("--steps", type=int, default=30, help="of Adam (default: 30)")
+    made.add_argument("--data", type=int, default=2, help=f"devices along the batch: {DATA} (default: 2)")
+    made.add_argument("--seq", type=int, default=4, help=f"devices along the sequence: {SEQ} (default: 4)")
+    made.add_argument("--steps", type=int, default=30, help="of Adam, at least 1 (default: 30)")
     return made
 
 
@@ -86,6 +88,15 @@ def train(data, seq, steps):
 
 
 def compute(args):
+    if args.data < 1 or B % args.data:
+        raise _cli.BadInput(f"--data {args.data}: must divide the batch of {B}. Use one of {DATA}.")
+    if args.seq < 1 or T % (2 * args.seq):
+        wanted = f"twice as many must divide the {T} tokens, for zigzag order"
+        raise _cli.BadInput(f"--seq {args.seq}: {wanted}. Use one of {SEQ}.")
+    if args.steps < 1:
+        raise _cli.BadInput(f"--steps {args.steps}: must be at least 1. Leave it out for 30.")
+    if (wanted := args.data * args.seq) > (here := len(jax.devices())):
+        raise _cli.BadInput(f"--data {args.data} × --seq {args.seq}: need {wanted} devices of {here}. Use fewer.")
     with jax.enable_x64(False):
         many, seconds = train(args.data, args.seq, args.steps)
         one, _ = train(1, 1, args.steps)

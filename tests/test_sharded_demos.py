@@ -11,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 from _children import environment
+from _demos import refusal
 
 pytestmark = pytest.mark.structure
 DEMOS = Path(__file__).parent.parent / "demos"
 sys.path.insert(0, str(DEMOS))
-cli, sweep = importlib.import_module("_cli"), importlib.import_module("sweep")
+cli, sweep, mesh = map(importlib.import_module, ("_cli", "sweep", "train_on_a_mesh"))
 FEW = ("--steps", 40, "--parts", 4)
 
 
@@ -72,3 +73,43 @@ def test_a_language_model_trains_on_a_mesh_as_on_one_device():
     found = numbers("train_on_a_mesh.py", "--steps", 12)
     assert found["off"] <= 1e-5
     assert found["many"][-1] < found["many"][0] - 0.5
+
+
+REFUSED = [
+    (sweep, "--devices 3", "--devices 3: must divide 2048, as 1, 2, 4 and 8 do. Leave it out for 8."),
+    (sweep, "--devices 0", "--devices 0: must divide 2048"),
+    (sweep, "--devices 4096", "--devices 4096: must divide 2048"),
+    (sweep, "--steps 0", "--steps 0: must be at least 1. Leave it out for 400."),
+    (sweep, "--parts 0", "--parts 0: must be from 1 to --steps, here 400. Give one of these."),
+    (sweep, "--parts 1000", "--parts 1000: must be from 1 to --steps, here 400. Give one of these."),
+    (sweep, "--stop-after 0", "--stop-after 0: must be at least 1. Leave it out to run to the end."),
+    (sweep, f"--folder {__file__}", "test_sharded_demos.py: is a file, or lies below one. Name a folder."),
+    (mesh, "--data 3", "--data 3: must divide the batch of 4. Use one of 1, 2, 4."),
+    (mesh, "--data 0", "--data 0: must divide the batch of 4. Use one of 1, 2, 4."),
+    (mesh, "--seq 3", "--seq 3: twice as many must divide the 128 tokens, for zigzag order. Use one of 1, 2, 4, 8,"),
+    (mesh, "--seq 128", "--seq 128: twice as many must divide the 128 tokens, for zigzag order."),
+    (mesh, "--steps 0", "--steps 0: must be at least 1. Leave it out for 30."),
+    (mesh, "--data 4 --seq 4", "--data 4 × --seq 4: need 16 devices of 8. Use fewer."),
+]
+
+
+@pytest.mark.parametrize(("demo", "argv", "message"), REFUSED, ids=[f"{d.__name__} {a}" for d, a, _ in REFUSED])
+def test_what_cannot_be_run_is_refused_in_one_line(demo, argv, message, monkeypatch, capsys):
+    assert message in refusal(demo, argv.split(), monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("script", "argv"), [("sweep.py", "--devices 0"), ("train_on_a_mesh.py", "--data 0")])
+def test_no_devices_as_the_reader_sees_it(script, argv):
+    done = subprocess.run(
+        command(script, *argv.split()), capture_output=True, text=True, timeout=240, env=environment()
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"{script}: {argv}: must divide")
+
+
+def test_only_checkpoints_need_orbax(tmp_path, monkeypatch, capsys):
+    for name in ("orbax", "orbax.checkpoint"):
+        monkeypatch.setitem(sys.modules, name, None)
+    said = refusal(sweep, ["--folder", str(tmp_path)], monkeypatch, capsys)
+    assert said == "sweep.py: --folder needs orbax. Run: pip install 'jattn[train]', or leave --folder out.\n"
+    assert here("--steps", 1, "--parts", 1)["steps"] == 1
