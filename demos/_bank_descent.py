@@ -104,8 +104,8 @@ def closed_forms() -> dict[tuple[str, str], tuple[jax.Array, jax.Array]]:
         return flow.squared_error(goal)(flow.attention_steps(q[None], k, v))
 
     g = p @ v - goal  # dL/do
-    a = v @ g  # dL/dp_j
-    ds = p * (a - p @ a)
+    a = -v @ g  # −dL/dp_j
+    gained = p * (a - p @ a)  # −dL/ds_j
     dq, dk, dv = jax.grad(miss, (0, 1, 2))(q, k, v)
     k_p, v_c = p[:, None] * (k - (p @ k)[None]), v - (p @ v)[None]
 
@@ -117,15 +117,15 @@ def closed_forms() -> dict[tuple[str, str], tuple[jax.Array, jax.Array]]:
     q4, k4, v4 = (x @ m for m in w[:3])
     p4 = jattn.explain(q4, k4, v4).weights
     dy = p4 @ v4 @ w[3] - goal[None]
-    da = dy @ w[3].T @ v4.T
-    ds4 = p4 * (da - (p4 * da).sum(1, keepdims=True))
+    dp4 = dy @ w[3].T @ v4.T
+    ds4 = p4 * (dp4 - (p4 * dp4).sum(1, keepdims=True))
 
     return {
         ("dp/ds", "diag(p) − p pᵀ"): (jax.jacobian(jattn.softmax)(C * k @ q), jnp.diag(p) - jnp.outer(p, p)),
         ("L = −log p_r:     −dL/dq", "c (k_r − k̄)"): (-jax.grad(bank_loss)(q, k), C * (k[0] - p @ k)),
         ("                  d²L/dq²", "c² Cov_p(k)"): (jax.hessian(bank_loss)(q, k), C**2 * k_p.T @ k),
         ("L = ½|out − t|²:  −dL/dq", "c Cov_p(k, v) (t − out)"): (-dq, -C * k_p.T @ v_c @ g),
-        ("                  dL/dk_j", "c p_j (a_j − ā) q"): (dk, C * jnp.outer(ds, q)),
+        ("                  −dL/dk_j", "c p_j (a_j − ā) q"): (-dk, C * jnp.outer(gained, q)),
         ("                  Σ_j dL/dk_j", "0"): (dk.sum(0), jnp.zeros(2)),
         ("                  dL/dv_j", "p_j dL/dout"): (dv, jnp.outer(p, g)),
         ("whole sentence:   dL/dW_Q", "Xᵀ dL/dQ"): (dw[0], x.T @ (C * ds4 @ k4)),

@@ -68,16 +68,19 @@ def show(console: Console, r: dict) -> None:
     show_flip(console, r["flip"])
 
     _cli.title(console, "3. The gradient: each formula beside jax.grad, and the largest difference")
-    console.print("c = 1/√d_k, a_j = dL/dp_j, ā and k̄ are means with the weights p, Cov_p the covariance.")
+    console.print(
+        "c = 1/√d_k; a_j = −dL/dp_j, what a little more weight on j would gain; ā and k̄ are means with the weights p, "
+        "Cov_p the covariance."
+    )
     for what, formula, off in r["formulas"]:
         console.print(f" {what:<32} = {formula:<24} {off:.0e}")
 
     _cli.title(console, f"4. Gradient descent on −log p_target, learning rate {r['learning_rate']:g}")
     console.print(
         "The slogan: training moves q_bank toward k_river. The gradient: the pull on q_bank is c (k_t − k̄), toward "
-        "the target's key k_t less the mean key k̄ that bank attends so far. With a_j = −dL/dp_j, what a little more "
-        "weight on j would gain, it is a sum over the keys, c p_j (a_j − ā) k_j: the target pulls q along its key, "
-        "every other key pushes q back along its own. So q goes where the target beats its rivals, and that need "
+        "the target's key k_t less the mean key k̄ that bank attends so far. It is the sum over the keys of "
+        "c p_j (a_j − ā) k_j, with a_j as in 3: the target pulls q along its key, every other key pushes q back along "
+        "its own. So q goes where the target beats its rivals, and that need "
         "not be where the target is.\nIn the tables p_t is the target's weight, loss = −log p_t, lead = q·(k_t − k̄), "
         "cos k_t = cos(q, k_t), and cos u = cos(q, u) with u the direction in which the target's score outruns its "
         "nearest rival's by the widest margin γ: the largest over |u| = 1 of min_j u·(k_t − k_j)."

@@ -162,7 +162,24 @@ def test_every_formula_of_the_gradient_agrees_with_jax(short, x64, monkeypatch):
     assert all(off <= EXACT for *_, off in short["formulas"])
     monkeypatch.setattr(descent, "C", 0.5)  # 1/d_k for 1/√d_k: this check can fail
     wrong = {name.split()[-1] for name, _, off in descent.formulas() if off > 1e-3}
-    assert {"−dL/dq", "d²L/dq²", "dL/dk_j", "dL/dW_Q", "dL/dW_K"} <= wrong
+    assert {"−dL/dq", "d²L/dq²", "−dL/dk_j", "dL/dW_Q", "dL/dW_K"} <= wrong
+
+
+def test_a_is_what_more_weight_would_gain_wherever_it_is_printed(short, x64, capsys):
+    """a_j = −dL/dp_j in both formulas: the pull on q of each descent, and the printed −dL/dk_j of ½|out − v_river|²."""
+    p = by_hand(Q, K)
+    a = -V @ (p @ V - V[0])
+    forms = {what.split()[-1]: sides for (what, formula), sides in descent.closed_forms().items() if "a_j" in formula}
+    assert list(forms) == ["−dL/dk_j"]
+    for side in forms["−dL/dk_j"]:
+        np.testing.assert_allclose(side, np.outer(p * (a - p @ a), Q) / math.sqrt(2), rtol=0, atol=EXACT)
+    demo.show(cli.console(), short)
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.findall(r"a_j = (\S+),", said) == ["−dL/dp_j"]
+    assert set(re.findall(r"\S+ \S+ c p_j \(a_j − ā\) \S", said)) == {
+        "keys of c p_j (a_j − ā) k",
+        "−dL/dk_j = c p_j (a_j − ā) q",
+    }
 
 
 @pytest.mark.parametrize(("word", "mover"), RUNS)
