@@ -262,6 +262,60 @@ def test_the_dragged_arrow_is_what_jax_differentiates(visit, x64, label):
     np.testing.assert_array_equal(held(view, "#arrow", "q"), FROZEN["q"][0])
 
 
+WIDE = {"q": np.random.default_rng(3).normal(size=(5, 4)) * [3, 2, 1, 0.5], "weights": np.full((5, 9), 1 / 9)}
+WIDE["k"] = np.random.default_rng(4).normal(size=(9, 4))
+
+
+@only_chromium
+def test_the_page_says_what_its_plane_leaves_out(visit, folder):
+    points = np.concatenate([WIDE["q"], *[WIDE["k"]] * 5])  # keys at rest stand in every frame
+    variances = np.sort(np.linalg.eigvalsh(np.cov(points.T, bias=True)))[::-1]
+    one, many = list("abcdefghi"), WIDE | {"cosines": {"k_a": np.zeros(5)}}
+    part = page.run(many, one, target=0)
+    assert part.data["holds"] == pytest.approx(variances[:2].sum() / variances.sum())
+    chosen = page.run(WIDE, one, target=0, plane=[[2.0, 0, 0, 0], [1.0, 1.0, 0, 0]])
+    assert chosen.data["holds"] == pytest.approx(points.var(0)[:2].sum() / points.var(0).sum()), "any base of it"
+    told = {}
+    for name, made in {"axes": part, "chosen": chosen, "flat": PARTS[0]}.items():
+        page.write(folder / f"{name}.html", name, made)
+        view = visit(f"{name}.html")
+        told[name] = (
+            view.locator(".panel .note", has_text="thin ones are the pulls").text_content().partition("to it.")[2]
+        )
+        assert view.seen == []
+    percent = [f"{100 * x.data['holds']:.0f}" for x in (part, chosen)]
+    assert told == {
+        "axes": f" q has 4 dimensions. The plane holds the two in which its path and the keys spread most, {percent[0]} % of their variance: angles in it are not those whose cosines are given below.",
+        "chosen": f" q has 4 dimensions. The plane holds two of them, {percent[1]} % of the variance of its path and the keys: angles in it are not those of all 4.",
+        "flat": "",
+    }
+
+
+@only_chromium
+def test_fourteen_keys_look_different_in_the_plane_the_table_and_the_chart(visit, folder):
+    run = {
+        "q": np.zeros((3, 2)),
+        "k": np.random.default_rng(5).normal(size=(14, 2)),
+        "weights": np.full((3, 14), 1 / 14),
+    }
+    page.write(folder / "fourteen.html", "14", page.run(run, [f"w{i}" for i in range(14)], target=0))
+    view = visit("fourteen.html")
+    look = """nodes => nodes.map(x => [x.localName, (x.getAttribute("points") ?? "").split(" ").length,
+        (x.getAttribute("points") ?? "0").split(",")[1] > 5, getComputedStyle(x).fill, getComputedStyle(x).stroke].join())"""
+    swatches = view.locator("table[data-pulls] .swatch > *").evaluate_all(look)
+    assert len(set(swatches)) == 14
+    ink = "nodes => nodes.map(x => [getComputedStyle(x).stroke, getComputedStyle(x).strokeDasharray].join())"
+    lines = view.locator(".chart").first.locator("path").evaluate_all(ink)
+    assert len(lines) == len(set(lines)) == 14
+    panel = view.locator("table[data-pulls] .swatch > *").nth(7).evaluate("x => getComputedStyle(x).fill")
+    plane = view.locator(".panel").filter(has=view.locator("#arrow")).locator("svg[role=group]")
+    fills = plane.locator("[data-key]").evaluate_all("nodes => nodes.map(x => getComputedStyle(x).fill)")
+    assert [x == panel for x in fills] == [False] * 7 + [True] * 7
+    assert view.seen == []
+    text = press_and_save(view, "Save the view as SVG")
+    assert "var(" not in text
+
+
 REACHABLE = "button:not(:disabled), select, input, a[href], [tabindex='0']"
 
 

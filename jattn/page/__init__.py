@@ -154,7 +154,7 @@ def run(
       rays: name → direction, [D] or [F, D], drawn from the origin.
       conserved: quantity → (predicted [F] or one number, measured [F]).
       plane: [2, D], the two directions that span what is drawn; the first two principal axes of path and keys where
-        D ≠ 2.
+        D ≠ 2. Where D > 2 the page says what share of their variance over all frames the plane holds.
       query: the name of the query.
       loss: the name of the loss, and `optimiser` that of the optimiser: with several runs on a page the reader
         chooses by them.
@@ -197,10 +197,12 @@ def run(
         {} if conserved is None else _picture_inputs.pairs(caller, "conserved", conserved)
     ).items():
         held["conserved"][name] = {"predicted": predicted, "measured": measured}
+    points, held["principal"] = np.concatenate([r.q, r.k.reshape(-1, D)]), plane is None and D != 2
     if plane is not None:
         held["plane"] = _picture_inputs.numbers(caller, "plane", plane, (2, D), "[2, D]")
     else:
-        held["plane"] = np.eye(2) if D == 2 else _principal(np.concatenate([r.q, r.k.reshape(-1, D)]))
+        held["plane"] = np.eye(2) if D == 2 else _principal(points)
+    held["holds"] = _share(points, held["plane"])
     return Part("run", held)
 
 
@@ -281,8 +283,23 @@ def _scale(scale: float | None, D: int) -> float:
 
 def _principal(points: np.ndarray) -> np.ndarray:
     """The two directions in which points lie farthest apart; where there is but one, the other is empty."""
-    seen = points[np.isfinite(points).all(1)]
-    axes = (
-        np.linalg.svd(seen - seen.mean(0), full_matrices=False)[2][:2] if len(seen) else np.zeros((0, points.shape[1]))
-    )
+    axes = np.linalg.svd(_centred(points), full_matrices=False)[2][:2]
     return np.concatenate([axes, np.zeros((2 - len(axes), points.shape[1]))])
+
+
+def _share(points: np.ndarray, plane: np.ndarray) -> float:
+    """The share of the variance of points that lies in a plane, from 0 to 1; 1 where they do not vary."""
+    seen = _centred(points)
+    most = np.abs(seen).max(initial=0)
+    if most == 0:
+        return 1.0
+    seen = seen / most  # no square overflows
+    _, sizes, axes = np.linalg.svd(plane, full_matrices=False)
+    axes = axes[sizes > 1e-12 * sizes.max(initial=0)]
+    return float(min(1, ((seen @ axes.T) ** 2).sum() / (seen**2).sum()))
+
+
+def _centred(points: np.ndarray) -> np.ndarray:
+    """The finite points, their mean at the origin."""
+    seen = points[np.isfinite(points).all(1)]
+    return seen - seen.mean(0) if len(seen) else seen

@@ -89,6 +89,7 @@ const rgb = (c) => (c ? `rgb(${c.join(" ")})` : "none");
 const luminance = (c) => dot([0.2126, 0.7152, 0.0722], c.map((x) => (x / 255 <= 0.04045 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4)));
 const inkOn = (c) => (luminance(c) > 0.179 ? "#000000" : "#ffffff"); // where contrast with either is the same
 const hue = (j) => `var(--k${j % 7})`;
+const hollow = (j) => Math.floor(j / 7) % 2 === 1; // the next seven: the same colours and shapes, hollow, their lines dashed
 
 function paint(cell, x, map = VIRIDIS) {
   const c = colour(map, x);

@@ -16,7 +16,7 @@ function panel(title, size = "", note = "") {
 
 const swatch = (j) => {
   const mark = svg("svg", { class: "swatch", viewBox: "0 0 10 10", "aria-hidden": "true" });
-  mark.append(shape(j, 5, 5, 4.6));
+  mark.append(shape(j, 5, 5, hollow(j) ? 3.8 : 4.6)); // with its line as large
   return mark;
 };
 
@@ -32,7 +32,9 @@ function shape(j, x, y, r) {
     () => at([[-0.4, -1.1], [0.4, -1.1], [0.4, -0.4], [1.1, -0.4], [1.1, 0.4], [0.4, 0.4], [0.4, 1.1], [-0.4, 1.1], [-0.4, 0.4], [-1.1, 0.4], [-1.1, -0.4], [-0.4, -0.4]]),
     () => at([[-1, -0.6], [0, -1.2], [1, -0.6], [1, 0.6], [0, 1.2], [-1, 0.6]]),
   ][j % 7]();
-  made.setAttribute("fill", hue(j));
+  made.setAttribute("fill", hollow(j) ? "var(--panel)" : hue(j));
+  made.setAttribute("stroke", hollow(j) ? hue(j) : "none");
+  made.setAttribute("stroke-width", r * 0.36);
   return made;
 }
 
@@ -42,7 +44,8 @@ function marks(drawing, labels, places, W) {
   places.forEach(([x, y], j) => {
     if (!(Number.isFinite(x) && Number.isFinite(y))) return;
     const dotted = shape(j, x, y, 5.2);
-    dotted.setAttribute("stroke", "var(--panel)");
+    dotted.setAttribute("data-key", j);
+    if (!hollow(j)) dotted.setAttribute("stroke", "var(--panel)");
     drawing.append(dotted);
     const name = labels[j], half = 3.6 * Math.min([...name].length, 16) + 3, at = clamp(x, half, W - half);
     const up = [-11, 21, -26, 36, -41, 51].find((dy) => taken.every(([cx, cy, w]) => Math.abs(at - cx) > half + w || Math.abs(y + dy - cy) > 13));
@@ -113,21 +116,21 @@ function chart(host, { title, lines, steps, low, high, dots = false, choose }) {
       if (line.dots) {
         const every = Math.max(1, Math.floor(line.y.length / 18));
         line.y.forEach((v, f) => f % every || !Number.isFinite(v) || drawing.append(svg("circle", { cx: x(f), cy: y(v), r: 3.2, fill: "none", stroke: ink, "stroke-width": 1.5 })));
-      } else drawing.append(svg("path", { d: path, fill: "none", stroke: ink, "stroke-width": 1.8, "stroke-linejoin": "round" }));
+      } else drawing.append(svg("path", { d: path, fill: "none", stroke: ink, "stroke-width": 1.8, "stroke-linejoin": "round", ...(hollow(i) && { "stroke-dasharray": "6 3" }) }));
       if (named) {
         const name = svg("text", { class: "soft", x: W - right + 7, y: ends[i] + 4, text: isolated(line.name.length > 11 ? line.name.slice(0, 10) + "…" : line.name) });
         name.style.fill = ink;
         drawing.append(name);
       }
-      spots.push({ line, y, ink });
+      spots.push({ line, y, ink, open: hollow(i) });
     }
     cursor = svg("g");
     drawing.append(cursor);
   }
   function move(f) {
     cursor.replaceChildren(svg("line", { x1: x(f), x2: x(f), y1: 4, y2: 114, stroke: "var(--soft)", "stroke-width": 1 }));
-    for (const { line, y, ink } of spots) {
-      if (Number.isFinite(line.y[f])) cursor.append(svg("circle", { cx: x(f), cy: y(line.y[f]), r: 3.4, fill: ink, stroke: "var(--panel)", "stroke-width": 1.2 }));
+    for (const { line, y, ink, open } of spots) {
+      if (Number.isFinite(line.y[f])) cursor.append(svg("circle", { cx: x(f), cy: y(line.y[f]), r: 3.4, fill: open ? "var(--panel)" : ink, stroke: open ? ink : "var(--panel)", "stroke-width": open ? 1.8 : 1.2 }));
     }
     reading.textContent = lines.length > 6 ? "" : lines.map((l) => (lines.length > 1 ? isolated(l.name) + " " : "") + digits(l.y[f])).join(" · ");
     drawing.setAttribute("aria-label", `${title} over the steps; at this one ${lines.map((l) => `${l.name} ${digits(l.y[f])}`).slice(0, 12).join(", ")}`);

@@ -206,6 +206,14 @@ function plane(host, { changed }) {
     line(0, frame, {});
   }
 
+  // What a plane cannot show of more than two dimensions.
+  function projected() {
+    const D = run.q[0].length;
+    if (D < 3) return "";
+    const holds = `${digits(100 * run.holds, 0)} % of`;
+    return ` ${run.query} has ${D} dimensions. ${run.principal ? `The plane holds the two in which its path and the keys spread most, ${holds} their variance` : `The plane holds two of them, ${holds} the variance of its path and the keys`}: angles in it are not ${"cosines" in run.series ? "those whose cosines are given below" : `those of all ${D}`}.`;
+  }
+
   // −dL/dq at q, and the pulls that make it up, head to tail. Their scale is one for all, and is written.
   function arrows(q, now, place, unit) {
     const reach = Math.max(...[0, Math.floor(run.q.length / 2), run.q.length - 1].map((f) => length(flat(meet(run, run.q[f], run.frozen ? run.k : run.k[f]).total))), length(flat(now.total)), 1e-300);
@@ -217,7 +225,7 @@ function plane(host, { changed }) {
       return to;
     }, start);
     arrow(drawing, start, tip(start, flat(now.total)), "var(--ink)", 3.4);
-    scale.textContent = `The arrow at ${run.query} is −dL/d${run.query}, drawn ${tick(Number((times / unit).toPrecision(2)))} times as long; thin ones are the pulls that sum to it.`;
+    scale.textContent = `The arrow at ${run.query} is −dL/d${run.query}, drawn ${tick(Number((times / unit).toPrecision(2)))} times as long; thin ones are the pulls that sum to it.${projected()}`;
   }
 
   function handle([x, y], held) {
