@@ -553,6 +553,8 @@ plant("queries of short rows placed as those of long ones", CACHED, "(T if n is 
       GONE, "cache.py::test_every_step_equals_the_whole_sequence_in_float32")
 plant("a sink that joins prefix and own tokens", CACHED, "sink=None,  # it joins the denominator once", "sink=x.sink,",
       "cache.py::test_a_cascade_is_attention_over_prefix_and_own_tokens")
+plant("an emptied row that begins at position 0", APPEND, "reset(cache.next, cache.start)", "reset(cache.next, 0)",
+      "cache.py::test_an_emptied_row_starts_where_the_cache_does")
 
 # Sharding.
 

@@ -448,6 +448,23 @@ def test_an_emptied_row_of_a_ring_has_lost_nothing():
     assert int(kept.next[0]) == 8 != int(again.next[0])
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_emptied_row_starts_where_the_cache_does(kind):
+    """And so a cascade of it over a prefix is that of a row that held nothing before."""
+    x, n = normal(B, Hkv, 1, D, dtype=np.float32), 7
+    v, q = x[..., :Dv], normal(B, H, 1, D, dtype=np.float32)
+    p = normal(1, Hkv, n, D, dtype=np.float32)
+    prefix = append(cache.contiguous(1, Hkv, n, D, Dv), p, p[..., :Dv])
+    new = empty(np.float32, start=n)[kind]
+    emptied = free(append(append(new, x, v), x, v), np.array([1]))
+    np.testing.assert_array_equal(emptied.next, [n + 2, n])
+    assert jax.tree.structure(emptied) == jax.tree.structure(new)
+    want, got = (np.asarray(cascade(q, prefix, append(c, x, v))) for c in (new, emptied))
+    np.testing.assert_array_equal(got[1], want[1])
+    assert not np.array_equal(got[0], want[0])  # the control: what is not emptied goes on
+
+
 def test_no_tokens_leave_a_cache_as_it_is():
     c = cache.contiguous(B, Hkv, 3, D)
     none = np.zeros((B, Hkv, 0, D), np.float32)
@@ -555,6 +572,7 @@ def test_sharing_without_a_page_left_raises_the_flag():
     c = share(c, 0, np.array([1]))
     np.testing.assert_array_equal(c.full, [False, True])
     np.testing.assert_array_equal(c.length, [3, 0])
+    np.testing.assert_array_equal(c.next, [3, 0])
 
 
 # One prefix for all.

@@ -140,7 +140,8 @@ def free(cache: C, rows: Integer[ArrayLike, " R"]) -> C:
       rows: integers [R], 0 ≤ row < B; what lies outside is passed over.
 
     Returns:
-      A cache of the same structure. An emptied row has length 0, starts at position 0 and is not `full`.
+      A cache of the same structure. An emptied row has length 0, starts at the position that the cache was made with
+      (`start`) and is not `full`.
 
     Raises:
       TypeError: `cache` is not a cache, or rows are not integers.
@@ -164,10 +165,10 @@ def free(cache: C, rows: Integer[ArrayLike, " R"]) -> C:
     def reset(x: jax.Array, to: int | bool) -> jax.Array:
         return jnp.where(emptied.reshape(-1, *[1] * (x.ndim - 1)), jnp.asarray(to, x.dtype), x)
 
-    more = {}
+    counters = {"length": reset(cache.length, 0), "next": reset(cache.next, cache.start)}
+    more = {"full": reset(cache.full, False)}
     if isinstance(cache, Ring):
         more["gone"] = reset(cache.gone, NEVER)
     if isinstance(cache, Paged):
         more["table"] = reset(cache.table, -1)
-    counters = {"length": reset(cache.length, 0), "next": reset(cache.next, 0), "full": reset(cache.full, False)}
     return dataclasses.replace(cache, **counters, **more)  # type: ignore[arg-type]

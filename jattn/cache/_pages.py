@@ -80,10 +80,10 @@ def paged(
       pages: how many pages there are in all, ≥ 1.
       page: how many tokens a page holds, ≥ 1.
       dtype: floating point, or `jnp.int8` for bytes and one float32 scale per head and token.
-      start: the position of the first token.
+      start: the position of the first token of each row, a part of the structure, as the sizes are.
 
     Returns:
-      A `Paged`, a pytree with the fields length [B], next [B], full [B] and table [B, M], M = ⌈S / page⌉.
+      A `Paged`, a pytree with the fields length [B], next [B], full [B], start and table [B, M], M = ⌈S / page⌉.
 
     Raises:
       TypeError: a size is not a whole number, or the dtype is neither floating point nor int8.
@@ -127,7 +127,8 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
         over. No row twice.
 
     Returns:
-      A cache of the same structure. A target for which no page is left has length 0 and its flag `full` raised.
+      A cache of the same structure. A target for which no page is left is emptied, as by `free`, and has its flag
+      `full` raised.
 
     Raises:
       TypeError: `cache` is not a paged cache, or rows are not integers.
@@ -201,6 +202,6 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
         store=store,
         table=rest.at[targets].set(jnp.broadcast_to(rows, (targets.shape[0], M)), mode="drop"),
         length=begin(cache.length, jnp.where(fits, length, 0)),
-        next=begin(cache.next, jnp.broadcast_to(cache.next[source], fits.shape)),
+        next=begin(cache.next, jnp.where(fits, cache.next[source], cache.start)),
         full=begin(cache.full, ~fits | cache.full[source]),
     )
