@@ -563,6 +563,67 @@ def test_pages_hold_what_each_row_was_given_whatever_is_done(moves):
         c = dataclasses.replace(c, full=jnp.zeros(3, bool))
 
 
+@functools.partial(jax.jit, static_argnames=("pages", "together"))
+def grown(held, asked, pages, together=False):
+    """(full, length, table) after rows of a new cache took `held` and then `asked` tokens: in a batch of its own."""
+
+    def one(held, asked):
+        x = jnp.ones((len(asked), 1, 7, 1), jnp.float32)
+        c = cache.append(cache.paged(len(asked), 1, 9, 1, pages=pages, page=2), x, x, lengths=held)
+        c = cache.append(c, x, x, lengths=asked)
+        return c.full, c.length, c.table
+
+    return jax.vmap(one)(held, asked) if together else one(held, asked)
+
+
+def served(wanted, pages):
+    """The same of plain lists: rows in their order, each of which takes all that it asks for or nothing."""
+    rows, full, pool = [0] * 5, [False] * 5, pages
+    for asked in wanted:
+        for b, n in enumerate(asked):
+            need = -(-(rows[b] + n) // 2) - -(-rows[b] // 2)
+            fits = need <= pool and rows[b] + n <= 10
+            pool, rows[b], full[b] = pool - fits * need, rows[b] + fits * n, full[b] or not fits
+    return full, rows
+
+
+FIVE = st.tuples(*[st.integers(0, 7)] * 5)
+
+
+@pytest.mark.structure
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(held=FIVE, asked=FIVE, pages=st.sampled_from([3, 7, 11]))
+@hypothesis.example(held=(0, 0, 0, 0, 0), asked=(7, 2, 6, 4, 1), pages=3)
+def test_a_row_that_finds_no_pages_takes_none_of_those_behind_it(held, asked, pages):
+    wanted = np.array([held, asked], np.int32)
+    alone = [np.asarray(x) for x in grown(*wanted, pages)]
+    both = grown(*np.stack([wanted, wanted[:, ::-1]], 1), pages, together=True)
+    for rows, (full, length, table) in (
+        (wanted, alone),
+        *((w, [np.asarray(x[i]) for x in both]) for i, w in enumerate((wanted, wanted[:, ::-1]))),
+    ):
+        want_full, want_length = served(rows.tolist(), pages)
+        np.testing.assert_array_equal(full, want_full)
+        np.testing.assert_array_equal(length, want_length)
+        np.testing.assert_array_equal((table >= 0).sum(1), -(-length // 2))
+        used = table[table >= 0]
+        assert len(set(used.tolist())) == len(used), "no page has two rows"
+
+
+@pytest.mark.structure
+def test_an_oversized_row_leaves_the_pages_to_the_others():
+    x = np.ones((2, 1, 6, D), np.float32)
+    c = cache.paged(2, 1, 6, D, pages=2, page=2)
+    with pytest.raises(ValueError, match="must have room"):
+        cache.append(c, x, x, lengths=np.array([6, 2]))
+    c = append(c, x, x, lengths=np.array([6, 2]))
+    np.testing.assert_array_equal(c.full, [True, False])
+    np.testing.assert_array_equal(c.length, [0, 2])
+    out = np.asarray(attention(x[:, :, :1], c))
+    assert np.isnan(out[0]).all()
+    assert np.isfinite(out[1]).all()
+
+
 @pytest.mark.structure
 def test_sharing_without_a_page_left_raises_the_flag():
     x = np.ones((2, 1, 3, 1), np.float32)

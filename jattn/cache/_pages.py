@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._types import Array, ArrayLike, DTypeLike, Integer
+from jattn._types import Array, ArrayLike, Bool, DTypeLike, Integer
 from jattn._values import value
 from jattn.cache._buffers import _counters
 from jattn.cache._store import Cache, empty
@@ -37,15 +37,34 @@ class Paged(Cache):
     def admit(self, n: Integer[Array, " B"]) -> tuple[Cache, Integer[Array, " B"]]:
         have, want = (-(-x // self.store.C) for x in (self.length, self.length + n))
         short = want > self.table.shape[1]
-        need = jnp.where(short, 0, want - have)
-        end = jnp.cumsum(need, dtype=jnp.int32)  # rows are served in their order
         free, count = free_pages(self.table, self.store.k.shape[0])
-        fits = ~short & ((need == 0) | (end <= count))
+        fits = served(jnp.where(short, free.shape[0] + 1, want - have), count)
+        need = jnp.where(fits, want - have, 0)
+        end = jnp.cumsum(need, dtype=jnp.int32)
         number = jnp.arange(self.table.shape[1], dtype=jnp.int32)[None]
         taken = fits[:, None] & (number >= have[:, None]) & (number < want[:, None])
         rank = (end - need)[:, None] + number - have[:, None]
         table = jnp.where(taken, free[jnp.clip(rank, 0, free.shape[0] - 1)], self.table)
         return dataclasses.replace(self, table=table, full=self.full | ~fits), jnp.where(fits, n, 0)
+
+
+def served(need: Integer[Array, " B"], count: Integer[Array, ""]) -> Bool[Array, " B"]:
+    """Which rows get all the pages that they need of `count`, in their order; the others take none.
+
+    The first row that finds too few is refused, and with it each later one that needs more than are left there; then
+    again without these. Where no row needs more than one page, as in a step of decoding, once is enough.
+    """
+
+    def refuse(refused: jax.Array) -> jax.Array:
+        taken = jnp.where(refused, 0, need)
+        beyond = jnp.cumsum(taken, dtype=jnp.int32) > count
+        left = count - jnp.where(beyond, 0, taken).sum(dtype=jnp.int32)
+        return refused | (beyond & (need > left))
+
+    def too_many(refused: jax.Array) -> jax.Array:
+        return jnp.where(refused, 0, need).sum(dtype=jnp.int32) > count
+
+    return ~jax.lax.while_loop(too_many, refuse, refuse(need > count))
 
 
 def free_pages(table: Integer[Array, "B M"], N: int) -> tuple[Integer[Array, " N"], Integer[Array, ""]]:
@@ -69,7 +88,8 @@ def paged(
     """An empty cache of pages that rows take from one pool as they grow, share (`share`) and give back (`free`).
 
     Full: a row for whose new tokens the pool has not enough pages, or whose table has no place for them, takes none
-    of them and raises its flag `full`, as in `contiguous`. Rows are served in their order.
+    of them and raises its flag `full`, as in `contiguous`. Rows are served in their order; pages that one of them is
+    refused are there for those after it.
 
     Args:
       B: rows of the batch, ≥ 1.
