@@ -107,6 +107,8 @@ SHARDING = [
     (merged(found=(ones(T), ones(T))), TypeError, "merge_statistics: found must be Statistics, got found of type tuple. Pass what jattn.statistics returns."),
     (merged(sink=ones(3)), ValueError, "merge_statistics: sink must broadcast to [*B, T], got sink [3]. Give each axis its full length or 1: [*B, T] is [8] here."),
     (over(scale=float("nan")), ValueError, "attention: scale must be finite, got scale nan. Leave it out for 1/√D."),
+    (over(sink=ones(H, dtype=np.int32)), TypeError, "attention: sink must be floating point, got sink int32[4]. Convert it first: sink.astype(jax.numpy.float32)."),
+    (over(mask=masks.causal(), q_positions=list(range(7)), k_positions=WHOLE), ValueError, "attention: q_positions must have the shape [T], got q_positions [7]. Give one position to each row of q: T is 8 here."),
     (over(spec=P(None, "seq", None, None)), ValueError, "attention: spec must have at most the axes [*B, T, H], got spec P(None, 'seq', None, None) and q [1, 8, 4, 5]. Name a mesh axis for each that is sharded, as in P('data', 'seq', 'heads')."),
     (over(q=ones(1, 13, H, D)), ValueError, "attention: T must be a multiple of the devices along it, got q [1, 13, 4, 5] and devices 8. Pad q by 3 rows at positions that no other row attends, and drop these of the result."),
     (over(k=ones(1, 9, H, D), v=ones(1, 9, H, D)), ValueError, "attention: S must be a multiple of the devices along it, got k [1, 9, 4, 5] and devices 8. Pad k and v by 7 rows at positions that no other row attends, and drop these of the result."),

@@ -553,6 +553,13 @@ plant("queries of short rows placed as those of long ones", CACHED, "(T if n is 
       GONE, "cache.py::test_every_step_equals_the_whole_sequence_in_float32")
 plant("a sink that joins prefix and own tokens", CACHED, "sink=None,  # it joins the denominator once", "sink=x.sink,",
       "cache.py::test_a_cascade_is_attention_over_prefix_and_own_tokens")
+plant("a row without pages that takes those of the rows behind it", "jattn/cache/_pages.py",
+      "return ~jax.lax.while_loop(too_many, refuse, refuse(need > count))",
+      "return (need == 0) | (jnp.cumsum(need) <= count)",
+      "cache.py::test_an_oversized_row_leaves_the_pages_to_the_others")
+plant("rows refused once, and not as often as it takes", "jattn/cache/_pages.py",
+      "~jax.lax.while_loop(too_many, refuse, refuse(need > count))", "~refuse(need > count)",
+      "cache.py::test_a_row_that_finds_no_pages_takes_none_of_those_behind_it")
 plant("an emptied row that begins at position 0", APPEND, "reset(cache.next, cache.start)", "reset(cache.next, 0)",
       "cache.py::test_an_emptied_row_starts_where_the_cache_does")
 
@@ -564,6 +571,10 @@ ALIBI = f"{SCHEME}[ring-2-4-striped-causal-alibi]"
 ONE_OF_TREE = f"{SCHEME}[tree-2-2-zigzag-prefix-alibi]"
 plant("one hop too few", BLOCKS, "every = tuple(range(size))", "every = tuple(range(size - 1))", NO_MASK)
 plant("a sink on every device", RING, "jnp.full_like(x, -jnp.inf) if i == self.sink else x", "x", ALIBI)
+plant("a sink that is a whole number refused", "jattn/sharding/_mesh.py",
+      "sink = None if sink is None else arguments.sink_array(caller, sink)",
+      "sink = None if sink is None else _errors.array(caller, \"sink\", sink)",
+      "sharding.py::test_lists_of_positions_and_whole_numbers_are_taken_as_on_one_device[ring]")
 plant("positions that do not travel with their keys", "jattn/sharding/_exchange.py",
       "*([] if b.k_positions is None else [places.k_positions])", "", ALIBI)
 plant("partials of a tree merged without lse", PARTIALS, "w = jnp.exp(lse - top)", "w = jnp.ones_like(lse)",

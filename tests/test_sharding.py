@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _inputs import normal
+from _inputs import assert_close, normal
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -169,6 +169,18 @@ def test_a_scheme_equals_one_device(case):
     if case is CASES[0]:  # the control: one key moved by a billionth is seen
         x[1][0, 0, 0, 0] += 1e-9
         assert off(orders_of_definition(definition, x, x_dot)[0][0], value) > BOUND
+
+
+@pytest.mark.parametrize("scheme", ["ring", "tree"])
+def test_lists_of_positions_and_whole_numbers_are_taken_as_on_one_device(scheme):
+    T = 8
+    rows = [6, 1] if scheme == "tree" else list(range(T))
+    q, k, v = normal(B, len(rows), 2, D), normal(B, T, 2, D, seed=1), normal(B, T, 2, Dv, seed=2)
+    more = {"mask": masks.causal(), "sink": 0, "scale": 1, "q_positions": tuple(rows), "k_positions": list(range(T))}
+    got = sharding.attention(
+        q, k, v, mesh=mesh_of(2, "seq"), spec=P(None, "seq"), scheme=getattr(sharding, scheme), **more
+    )
+    assert_close(got, jattn.dot_product_attention(q, k, v, **more), ulps=64)
 
 
 # What is measured of each query, over the keys of all devices

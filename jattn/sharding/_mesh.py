@@ -69,8 +69,8 @@ def attention(
       scheme: `ring`, `all_to_all`, `gather`, `ring_all_to_all`, or `tree`, whose q is whole on every device.
       mask, score, sink, scale, return_lse: as in `ring`; ids of a mask are those of all rows.
       q_positions: integers [T], where each row of q stands, in tokens; 0, 1, 2, … if None and T = S.
-      k_positions: integers [S], likewise. As NumPy arrays, or None, they are known before the program runs, and a
-        distance at which the mask allows nothing is skipped.
+      k_positions: integers [S], likewise. As NumPy arrays, lists, or None, they are known before the program runs, and
+        a distance at which the mask allows nothing is skipped.
 
     Returns:
       [*B, T, H, Dv] in pieces like q, or (that, lse [*B, T, H]).
@@ -118,16 +118,18 @@ def attention(
     given: dict[str, Any] = {}
     known: dict[str, Any] = {}
     if dependents:
-        _errors.both_positions(caller, T, S, q_positions, k_positions, dependents)
+        _errors.positions(caller, T, S, q_positions, k_positions, dependents)
         for name, stand, n in (("q_positions", q_positions, T), ("k_positions", k_positions, S)):
             stand = np.arange(n, dtype=np.int32) if stand is None else stand
-            (known if isinstance(stand, np.ndarray) else given)[name] = stand
+            order = np.asarray(stand) if isinstance(stand, list | tuple) else stand
+            (known if isinstance(order, np.ndarray) else given)[name] = order
+    sink = None if sink is None else arguments.sink_array(caller, sink)
     scale = None if scale is None else arguments.scale_array(caller, scale)
     leaves, form = jax.tree.flatten(mask)
     q_rows = None if scheme is tree else rows
     of_side = {"q": PartitionSpec(q_rows), "k": PartitionSpec(rows), "": PartitionSpec()}
     of_mask = [of_side[axes] for axes in leaf_axes(mask)]
-    of_sink = PartitionSpec(heads) if sink is not None and jnp.ndim(sink) else PartitionSpec()
+    of_sink = PartitionSpec(heads) if sink is not None and sink.ndim else PartitionSpec()
     axis_name: Any = names[0] if len(names) == 1 else names
     options = {"score": score, "return_lse": return_lse, "axis_name": axis_name} | known
 
