@@ -81,6 +81,7 @@ LOCAL = "Pass the local blocks that jax.shard_map hands its function, all three 
 BOUND = "Call it inside jax.shard_map over a mesh with this axis, or use jattn.sharding.attention, which does."
 STAND = "A block does not know where it stands: shard jax.numpy.arange(T) like q and pass the local piece, or pass the whole order as a NumPy array."
 BY = "Say it by positions, as masks.causal and masks.window do, or by ids that are sharded like the rows."
+SERVES = "Each key/value head serves the same number of query heads."
 WHOLE = np.arange(T, dtype=np.int32)
 
 SHARDING = [
@@ -114,6 +115,9 @@ SHARDING = [
     (over(k=ones(1, 9, H, D), v=ones(1, 9, H, D)), ValueError, "attention: S must be a multiple of the devices along it, got k [1, 9, 4, 5] and devices 8. Pad k and v by 7 rows at positions that no other row attends, and drop these of the result."),
     (lambda: sharding.zigzag(ones(12), 4), ValueError, "zigzag: the sequence must be a multiple of twice the devices, got x [12] and devices 4. Pad the sequence by 4 rows first."),
     (planned(devices=0), ValueError, "plan: devices must be at least 1, got devices 0. Pass a Python int of at least 1."),
+    (planned(heads=6, kv_heads=4), ValueError, f"plan: heads must be a multiple of kv_heads, got heads 6 and kv_heads 4. {SERVES}"),
+    (planned(heads=2, kv_heads=4), ValueError, f"plan: heads must be a multiple of kv_heads, got heads 2 and kv_heads 4. {SERVES}"),
+    (planned(dtype="int32"), TypeError, "plan: dtype must be floating point, got dtype int32. Give the dtype of q, k and v, as in dtype='bfloat16'."),
     (planned(bandwidth=0.0), ValueError, "plan: bandwidth must be above zero, got bandwidth 0.0. Measure one step on one device, and one transfer between two."),
     (planned(mask=masks.lengths(k=3)), ValueError, f"plan: mask must not count the rows of an array, of which each device holds a piece, got mask lengths. {BY}"),
 ]  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 
 from jattn import _errors
 from jattn._types import DTypeLike
+from jattn.arguments.heads import group_size
 from jattn.masks import FULL, Mask
 from jattn.sharding._blocks import block_states, hop_distances, leaf_axes, of_shards
 from jattn.sharding._mesh import zigzag
@@ -129,8 +130,8 @@ def plan(
       Comparison(costs, choice); `print` shows a table. The choice is the least seconds among what is possible.
 
     Raises:
-      TypeError, ValueError: a size is not a whole number of at least 1, a rate is not above zero, or the mask is not
-        one that a sequence in pieces can have.
+      TypeError, ValueError: a size is not a whole number of at least 1, kv_heads does not divide heads, the dtype is
+        not floating point, a rate is not above zero, or the mask is not one that a sequence in pieces can have.
 
     Source: Liu, Zaharia and Abbeel 2023 (when a ring hides what it sends); Jacobs et al. 2023.
 
@@ -145,6 +146,10 @@ def plan(
     """
     sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
     T, S, H, K, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
+    group_size("plan", H, K, "heads must be a multiple of kv_heads", heads=str(H), kv_heads=str(K))
+    if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        remedy = "Give the dtype of q, k and v, as in dtype='bfloat16'."
+        _errors.fail(TypeError, "plan", "dtype must be floating point", remedy, dtype=str(jnp.dtype(dtype)))
     for name, rate in (("flops_per_second", flops_per_second), ("bandwidth", bandwidth)):
         if not rate > 0:
             remedy = "Measure one step on one device, and one transfer between two."
