@@ -6,7 +6,7 @@ import numpy as np
 from _inputs import S, T
 
 from jattn import heads, positions
-from jattn.hosts import _attend
+from jattn.hosts import _attend, transformers
 from jattn.positions import Frequencies, rotary
 
 
@@ -54,6 +54,7 @@ def latent():
 
 
 MAPPED = "No batch: map with jax.vmap, in_axes (None, 0)."
+NORM = "Leave it out for q and k without a norm."
 SHARE = "Each key/value head serves the same number of query heads."
 
 
@@ -80,6 +81,8 @@ def lens(**options):
 HEADS = [
     (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=3), ValueError, f"init: heads must be a multiple of kv_heads, got heads 4 and kv_heads 3. {SHARE}"),
     (lambda: heads.init(jax.random.key(0), 8, heads=3), ValueError, "init: width must be a multiple of heads, got width 8 and heads 3. Or say how wide: head_dim=64."),
+    (lambda: heads.init(jax.random.key(0), 8, heads=2, qk_norm="RMS"), ValueError, f"init: qk_norm must be None, 'rms' or 'l2', got qk_norm 'RMS'. {NORM}"),
+    (lambda: heads.init(jax.random.key(0), 8, heads=2, qk_norm=True), ValueError, f"init: qk_norm must be None, 'rms' or 'l2', got qk_norm True. {NORM}"),
     (attend(x="river"), TypeError, "multi_head: x must be an array of numbers in one shape, got x of type str. Pass a jax or NumPy array."),
     (attend(x=ones(2, T, 8)), ValueError, f"project: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
     (attend(x=ones(T, 7)), ValueError, "project: x [T, E] must be as wide as params['q'] takes, got x [13, 7] and q [8, 4, 2]. Make params for this width: init(key, width, context_width=...)."),
@@ -107,7 +110,13 @@ def measured(**options):
     return lambda: _attend.measure_heads(ones(T, 4, 6), ones(S, 2, 6), **({"rows": ()} | options))
 
 
+def interface(attention_mask):
+    x = ones(2, 4, T, 6)
+    return lambda: transformers.attention_interface(None, x, x, x, attention_mask)
+
+
 HOSTS = [
+    (interface(ones(2, 1, T, T, dtype=np.int32)), TypeError, "attention_interface: attention_mask must be boolean or floating point, got attention_mask int32[2, 1, 13, 13]. Of ones where a pair is allowed make booleans: attention_mask != 0."),
     (measured(local_window_size=3), TypeError, "hosts: each option of what is measured must be known, got option local_window_size. Measured are heads that share score, sink, scale, q_positions, k_positions; say lengths and windows with jattn.masks."),
     (measured(rows=ones(2)), TypeError, "hosts: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
     (measured(rows=ones(2, 2, dtype=np.int32)), ValueError, "hosts: rows must have the axes [R], got rows [2, 2]. Pass a list of row numbers, as in rows=jax.numpy.array([2])."),

@@ -63,7 +63,8 @@ def init(
       v_bias [Hkv, Dv], out_bias [E]; q_norm [D], k_norm [D]; temperature [H]; head_scale [H]; gate [E, H, Dv].
 
     Raises:
-      ValueError: kv_heads does not divide heads; or heads does not divide width and head_dim is not given.
+      ValueError: kv_heads does not divide heads; heads does not divide width and head_dim is not given; or qk_norm is
+        none of these.
 
     Source: LeCun et al. 1998, "Efficient BackProp", section 4.6, for the variance.
 
@@ -82,6 +83,9 @@ def init(
     if head_dim is None and width % heads:
         got = {"width": str(width), "heads": str(heads)}
         _errors.fail(ValueError, "init", "width must be a multiple of heads", "Or say how wide: head_dim=64.", **got)
+    if qk_norm not in (None, "rms", "l2"):
+        must, remedy = "qk_norm must be None, 'rms' or 'l2'", "Leave it out for q and k without a norm."
+        _errors.fail(ValueError, "init", must, remedy, qk_norm=repr(qk_norm))
     D = head_dim or width // heads
     Dv = value_dim or D
     shapes = {"q": (width, heads, D), "k": (context_width, kv_heads, D), "v": (context_width, kv_heads, Dv)}

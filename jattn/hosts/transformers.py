@@ -16,7 +16,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jattn import masks
+from jattn import _errors, masks
 from jattn._types import AnyArray, Array, ArrayLike, Float, PRNGKey
 from jattn.hosts._attend import attend_heads
 
@@ -43,8 +43,8 @@ def attention_interface(
     Args:
       module: looked at for `is_causal` alone, where the argument is None; may be None.
       query: [B, N, T, H]. key: [B, K, S, H]. value: [B, K, S, Hv], N a multiple of K.
-      attention_mask: booleans, or numbers to add, of a shape that broadcasts to [B, N, T, S]. Where it is given it
-        says everything: `is_causal` and `sliding_window` are those of a call without one.
+      attention_mask: booleans, or floating-point numbers to add, of a shape that broadcasts to [B, N, T, S]. Where it
+        is given it says everything: `is_causal` and `sliding_window` are those of a call without one.
       scaling: what the dot products are multiplied by; 1/√H if None.
       dropout: the share of weights to drop. dropout_key: a key of jax.random, which torch has no need of.
       sliding_window: how many tokens a query attends at most, itself included.
@@ -58,7 +58,7 @@ def attention_interface(
       (out [B, T, N, Hv], None): no weights.
 
     Raises:
-      TypeError, ValueError: as `dot_product_attention`.
+      TypeError, ValueError: as `dot_product_attention`; or attention_mask holds whole numbers.
 
     Memory: linear in T and S; a mask of T × S is the caller's own.
 
@@ -78,10 +78,17 @@ def attention_interface(
             mask = masks.window(left=sliding_window - 1, right=0)
         elif is_causal:
             mask = masks.causal()
-    elif jnp.asarray(attention_mask).dtype == jnp.bool_:
-        mask = attention_mask
     else:
-        bias = attention_mask if bias is None else bias + attention_mask
+        given = _errors.array("attention_interface", "attention_mask", attention_mask)
+        if given.dtype == jnp.bool_:
+            mask = given
+        elif jnp.issubdtype(given.dtype, jnp.floating):
+            bias = given if bias is None else bias + given
+        else:  # of whole numbers nothing tells those that are added from ones for allowed pairs
+            must = "attention_mask must be boolean or floating point"
+            remedy = "Of ones where a pair is allowed make booleans: attention_mask != 0."
+            got = {"attention_mask": f"{given.dtype}{_errors.shape(given)}"}
+            _errors.fail(TypeError, "attention_interface", must, remedy, **got)
     stand = {"q_positions": jnp.arange(S - T, S, dtype=jnp.int32), "k_positions": jnp.arange(S, dtype=jnp.int32)}
     cap = None if softcap is None else lambda score, t, s: softcap * jnp.tanh(score / softcap)
     q, k, v = (jnp.moveaxis(x, 1, 2) for x in (query, key, value))
