@@ -486,6 +486,18 @@ def test_a_row_that_has_ended_is_left_alone():
     assert np.asarray(out)[1].any()
 
 
+@pytest.mark.structure
+def test_lengths_beyond_the_new_tokens_are_all_of_them_and_below_0_none():
+    """As `append` takes them."""
+    q, k, v = (x[:, :, :3] for x in sequences(np.float32))
+    for c in kinds(np.float32).values():
+        far, c = np.array([7, -2]), append(c, k, v)
+        np.testing.assert_array_equal(append(c, k, v, lengths=far).length, [6, 3])
+        got, want = (np.asarray(attention(q, c, lengths=n)) for n in (far, np.array([3, 0])))
+        np.testing.assert_array_equal(got, want)
+        assert got[0].any()
+
+
 # Pages.
 
 

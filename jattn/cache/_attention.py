@@ -71,7 +71,7 @@ def attention(
       score: f(score, q_position, k_position) -> score on scalars, for every head.
       sink: a logit that joins the denominator and brings no value, a scalar or [H].
       scale: what the dot products are multiplied by, a real scalar; 1/√D if None.
-      lengths: integers [B], how many of the T queries exist, as was said to `append`; the others give zeros.
+      lengths: integers [B], how many of the T queries exist, 0 ≤ n ≤ T, as was said to `append`; the others give zeros.
       q_positions: integers [B, T], in tokens. If None the queries are those of the last tokens that were appended:
         the position of the last one is that of the newest token, and the others precede it one by one.
       return_lse: also return the logarithm of each denominator, so that `merge` can join other keys.
@@ -155,7 +155,8 @@ def cascade(
       As `attention` over prefix and own tokens together. Either one may be of any kind, in bytes or not.
 
     Raises:
-      TypeError, ValueError: as `attention`; or the prefix has more than one row.
+      TypeError, ValueError: as `attention`; or the prefix has more than one row, or has not the heads and widths of the
+        cache.
 
     Memory: as `attention` of both; the prefix is not copied.
 
@@ -176,10 +177,11 @@ def cascade(
         got = {"prefix": f"of {prefix.length.shape[0]} rows"}
         _errors.fail(ValueError, caller, "prefix must have one row", "Make it with B=1: all rows share it.", **got)
     x = _queries(caller, q, cache, mask, sink, scale, lengths, q_positions)
-    if prefix.store.k.shape[1] != cache.store.k.shape[1] or prefix.store.k.shape[3] != cache.store.k.shape[3]:
+    both = {"prefix": prefix, "cache": cache}
+    if len({shape_of(caller, c)[1:] for c in both.values()}) > 1:
         remedy = "Make both for the same heads and widths."
-        got = {"prefix": shape_in_words(prefix), "cache": shape_in_words(cache)}
-        _errors.fail(ValueError, caller, "prefix and cache must agree in Hkv and D", remedy, **got)
+        got = {name: f"{shape_in_words(c)} of Dv {c.store.v.shape[3]}" for name, c in both.items()}
+        _errors.fail(ValueError, caller, "prefix and cache must agree in Hkv, D and Dv", remedy, **got)
     B, Hkv, G, T, D = x.q.shape
 
     x = x._replace(mask=seen(cache, x.mask))  # the window of a ring reaches into the prefix
@@ -237,7 +239,7 @@ def _queries(
     scale = D**-0.5 if scale is None else options.scale_array(caller, scale)
     n = positions = None
     if lengths is not None:
-        n = heads.per_row(caller, "lengths", lengths, (B,), "[B]", "rows").astype(jnp.int32)
+        n = heads.per_row(caller, "lengths", lengths, (B,), "[B]", "rows").astype(jnp.int32).clip(0, T)
     if q_positions is not None:
         positions = heads.per_row(caller, "q_positions", q_positions, (B, T), "[B, T]", "tokens").astype(jnp.int32)
     t = jnp.arange(T, dtype=jnp.int32)[None]
