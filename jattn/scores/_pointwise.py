@@ -117,14 +117,14 @@ def soft_cap(cap: Float[ArrayLike, ""]) -> Score:
     """Bounds a score smoothly: c · tanh(score / c), which is the score itself where it is small.
 
     Args:
-      cap: c > 0, in logits; a real scalar, possibly traced or learned.
+      cap: c > 0 and finite, in logits; a real scalar, possibly traced or learned.
 
     Returns:
       A score. It caps scale · ⟨q, k⟩, before bias and mask.
 
     Raises:
       TypeError: the cap is not a real scalar.
-      ValueError: it is 0 or less (of a traced one that is not asked).
+      ValueError: it is 0 or less, or not finite (of a traced one that is not asked).
 
     Source: Gemma Team 2024, "Gemma 2", section 2.
 
@@ -142,14 +142,14 @@ def temperature(tau: Float[ArrayLike, ""]) -> Score:
     """Sharpens or flattens: score / τ; below 1 the largest weight grows, above 1 all become more alike.
 
     Args:
-      tau: τ > 0; a real scalar, possibly traced or learned.
+      tau: τ > 0 and finite; a real scalar, possibly traced or learned.
 
     Returns:
       A score.
 
     Raises:
       TypeError: tau is not a real scalar.
-      ValueError: it is 0 or less (of a traced one that is not asked).
+      ValueError: it is 0 or less, or not finite (of a traced one that is not asked).
 
     Source: Hinton et al. 2015, "Distilling the knowledge in a neural network", eq. 1.
 
@@ -253,8 +253,7 @@ def _real(caller: str, name: str, x: Any) -> Any:
 
 def _above_zero(caller: str, name: str, x: Any) -> Any:
     x = _real(caller, name, x)
-    if isinstance(x, float) and not x > 0:
-        _errors.fail(
-            ValueError, caller, f"{name} must be more than 0", "Leave the score out instead.", **{name: str(x)}
-        )
+    if isinstance(x, float) and not 0 < x < math.inf:
+        must = f"{name} must be more than 0 and finite"
+        _errors.fail(ValueError, caller, must, "Leave the score out instead.", **{name: str(x)})
     return x
