@@ -22,12 +22,7 @@ from jattn._jax import ClosedJaxpr, Jaxpr, Literal, eval_jaxpr
 C = TypeVar("C")
 
 
-def static(**options: Any) -> Any:
-    """A field that is structure: hashable, and compared where programs are compiled."""
-    return dataclasses.field(metadata={"static": True}, **options)
-
-
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static,))
+@dataclass_transform(frozen_default=True, eq_default=False)
 def value(cls: Any) -> Any:
     """A frozen dataclass that is a pytree and says itself how it is shown."""
     return pytree(dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
@@ -61,6 +56,11 @@ def pytree(cls: type[C]) -> type[C]:
 
     jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flatten)
     return cls
+
+
+def static(**options: Any) -> Any:
+    """A field that is structure: hashable, and compared where programs are compiled."""
+    return dataclasses.field(metadata={"static": True}, **options)
 
 
 def show(x: Any) -> str:

@@ -162,7 +162,7 @@ def free(cache: C, rows: Integer[ArrayLike, " R"]) -> C:
     chosen = rows_of(caller, "rows", rows)
     emptied = (jnp.arange(B, dtype=jnp.int32)[:, None] == chosen[None]).any(1)
 
-    def reset(x: jax.Array, to: int | bool) -> jax.Array:
+    def reset(x: jax.Array, to: int | bool | jax.Array) -> jax.Array:
         return jnp.where(emptied.reshape(-1, *[1] * (x.ndim - 1)), jnp.asarray(to, x.dtype), x)
 
     counters = {"length": reset(cache.length, 0), "next": reset(cache.next, cache.start)}

@@ -72,8 +72,7 @@ def contiguous(
       D: width of a key, ≥ 1.
       Dv: width of a value; D if None.
       dtype: floating point, or `jnp.int8` for bytes and one float32 scale per head and token.
-      start: the position of the first token of each row, where rows follow on a prefix that is kept elsewhere. It is
-        a part of the structure, as the sizes are.
+      start: the position of the first token of each row, where rows follow on a prefix that is kept elsewhere.
 
     Returns:
       A `Contiguous`, a pytree with the fields length [B], next [B], full [B] and start.
@@ -127,7 +126,7 @@ def ring(
       window: how many positions a query sees, its own included, ≥ 1: `masks.window(left=window - 1)`.
       chunk: how many tokens may be appended at once and still all be attended from, ≥ 1.
       dtype: floating point, or `jnp.int8` for bytes and one float32 scale per head and token.
-      start: the position of the first token of each row, a part of the structure, as the sizes are.
+      start: the position of the first token of each row.
 
     Returns:
       A `Ring`, a pytree with the fields length [B] (all tokens ever given), next [B], gone [B] and start.
@@ -157,7 +156,8 @@ def ring(
     return Ring(empty(caller, B, C, Hkv, D, Dv, dtype), *_counters(caller, B, start), gone, window)
 
 
-def _counters(caller: str, B: int, start: int) -> tuple[Array, Array, Array, int]:
+def _counters(caller: str, B: int, start: int) -> tuple[Array, Array, Array, Array]:
     """length, next, full and start of rows that hold nothing."""
     start = _errors.count(caller, "start", start)
-    return jnp.zeros((B,), jnp.int32), jnp.full((B,), start, jnp.int32), jnp.zeros((B,), bool), start
+    first = jnp.asarray(start, jnp.int32)
+    return jnp.zeros((B,), jnp.int32), jnp.full((B,), first), jnp.zeros((B,), bool), first

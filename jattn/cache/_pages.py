@@ -100,7 +100,7 @@ def paged(
       pages: how many pages there are in all, ≥ 1.
       page: how many tokens a page holds, ≥ 1.
       dtype: floating point, or `jnp.int8` for bytes and one float32 scale per head and token.
-      start: the position of the first token of each row, a part of the structure, as the sizes are.
+      start: the position of the first token of each row.
 
     Returns:
       A `Paged`, a pytree with the fields length [B], next [B], full [B], start and table [B, M], M = ⌈S / page⌉.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import max_or_nan
 from jattn._types import AnyArray, Array, Bool, Float, Integer
-from jattn._values import static, value
+from jattn._values import value
 
 
 @value
@@ -44,7 +44,7 @@ class Cache:
     """The position of the token that comes next."""
     full: Bool[Array, " B"]
     """Rows that were refused tokens inside jit, for want of room. Attention of such a row is NaN."""
-    start: int = static()
+    start: Integer[Array, ""]
     """The position of the first token of a row; where one that is emptied begins again."""
 
     def pages(self, numbers: Integer[Array, "B J"]) -> Integer[Array, "B J"]:
