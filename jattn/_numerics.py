@@ -38,6 +38,13 @@ def match_varying_axes(*xs: jax.Array) -> list[jax.Array]:
     return [jax.lax.pcast(x, m, to="varying") if m else x for x, m in zip(xs, missing, strict=True)]
 
 
+def match_varying_trees(*trees: Any) -> list[Any]:
+    """The same of all arrays of some pytrees, as the state of a loop must vary over what its body brings."""
+    leaves, structure = jax.tree.flatten(trees)
+    matched: list[Any] = list(jax.tree.unflatten(structure, match_varying_axes(*leaves)))
+    return matched
+
+
 def _below(x: jax.Array, top: jax.Array) -> jax.Array:
     return jnp.where(x >= top, 0, x - top)
 

@@ -465,6 +465,28 @@ def test_an_emptied_row_starts_where_the_cache_does(kind):
     assert not np.array_equal(got[0], want[0])  # the control: what is not emptied goes on
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_device_fills_and_reads_a_cache_of_its_own_rows(kind):
+    """Made, filled, emptied and attended inside `jax.shard_map`, with the gradient of what was put in."""
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    q, k, v = (normal(2 * B, n, 5, width, seed=width, dtype=np.float32) for n, width in ((H, D), (Hkv, D), (Hkv, Dv)))
+
+    def local(q, k, v):
+        c = append(append(empty(np.float32)[kind], k, v), k[:, :, :1], v[:, :, :1])
+        c = append(free(c, np.array([1])), k[:, :, :2], v[:, :, :2], lengths=np.array([0, 2] + [0] * (B - 2)))
+        return attention(q[:, :, :1], c)
+
+    def graded(f):
+        return jax.jit(jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2)))(q, k, v)
+
+    spec = jax.sharding.PartitionSpec("rows")
+    got = graded(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))
+    want = graded(lambda *x: jnp.concatenate([local(*(a[:B] for a in x)), local(*(a[B:] for a in x))]))
+    assert np.isfinite(got[0])
+    assert_close(got, want, ulps=64)
+
+
 def test_no_tokens_leave_a_cache_as_it_is():
     c = cache.contiguous(B, Hkv, 3, D)
     none = np.zeros((B, Hkv, 0, D), np.float32)

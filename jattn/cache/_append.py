@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._numerics import match_varying_trees
 from jattn._types import Array, ArrayLike, Float, Integer
 from jattn.arguments.heads import per_row
 from jattn.cache._buffers import NEVER, Ring
@@ -89,6 +90,7 @@ def append(
         return cache
 
     full = cache.full
+    cache, k, v, asked, at = match_varying_trees(cache, k, v, asked, at)
     room, n = cache.admit(asked)
     if known(room.full, full) and bool((room.full & ~full).any()):
         got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import masks
-from jattn._numerics import zero_nonfinite_rows
+from jattn._numerics import match_varying_trees, zero_nonfinite_rows
 from jattn._types import Array, Bool, Float, Integer, Partial
 from jattn.arguments.heads import vmap_heads
 from jattn.cache._pages import Paged
@@ -92,7 +92,8 @@ def decode(x: CacheQueries, cache: Cache, score: Any) -> Partial:
         return heads_of_rows(rows, state, queries, some)
 
     sink = None if x.sink is None else x.sink[..., None]
-    state = SoftmaxState.start(sink, (B, Hkv, G, T), cache.store.v.shape[3], dtype)
+    start = SoftmaxState.start(sink, (B, Hkv, G, T), cache.store.v.shape[3], dtype)
+    state, _ = match_varying_trees(start, (x, cache))
     steps = -(-cache.capacity // n)
     if steps == 1:
         state = step(state, jnp.int32(0))
