@@ -90,7 +90,7 @@ def append(
         return cache
 
     full = cache.full
-    cache, k, v, asked, at = match_varying_trees(cache, k, v, asked, at)
+    cache, keys, values, asked, at = match_varying_trees(cache, k, v, asked, at)
     room, n = cache.admit(asked)
     if known(room.full, full) and bool((room.full & ~full).any()):
         got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}
@@ -104,7 +104,7 @@ def append(
     if room.capacity == size and not isinstance(room, Ring):
         J = 1
     pages = room.pages(begin[:, None] // size + jnp.arange(J, dtype=jnp.int32)[None])
-    store = write(room.store, tokens(room.store, k, v, at), pages, room.length, begin, stop)
+    store = write(room.store, tokens(room.store, keys, values, at), pages, room.length, begin, stop)
     last = jnp.take_along_axis(at, jnp.maximum(n - 1, 0)[:, None], 1)[:, 0]
     following = jnp.where(n > 0, last + 1, room.next)
     return dataclasses.replace(room, store=store, length=stop, next=following)  # type: ignore[return-value]
