@@ -445,8 +445,9 @@ plant("in a kernel, the distance from key to query", DISTANCES, "keys - jnp.aran
       "jnp.arange(queries + keys, dtype=jnp.int32) - keys", IN_ORDER)
 plant("in a kernel, the offsets of the next tile of keys", DISTANCES, "plan.k_tiles - 1 - j", "plan.k_tiles - j",
       IN_ORDER)
-plant("in a kernel, diagonals that begin one entry late", DISTANCES, "queries + r, 1)", "queries + r + 1, 1)", IN_ORDER)
-plant("in a kernel, sums of diagonals that begin one entry late", DISTANCES, "keys - r, 1)", "keys - r + 1, 1)",
+plant("in a kernel, diagonals that begin one entry late", DISTANCES, "entries, queries + r)",
+      "entries, queries + r + 1)", IN_ORDER)
+plant("in a kernel, sums of diagonals that begin one entry late", DISTANCES, "keys - r)", "keys - r + 1)",
       IN_ORDER)
 plant("in a kernel, the sums of diagonals of the last tile alone", TPU, "ref[:, offsets] += part",
       "ref[:, offsets] = part", IN_ORDER)
@@ -468,6 +469,17 @@ plant("in a kernel, what a user looks up by distance looked up by its opposite",
 plant("in a kernel, what a mask looks up by distance looked up by its opposite", KERNEL,
       "Leaf(-distances(", "Leaf(distances(", IN_ORDER)
 plant("in a kernel, a boolean by distance taken for a number", KERNEL, "found != 0 if leaf.boolean else", "", IN_ORDER)
+
+X64 = "kernels.py::test_with_x64_a_kernel_of_the_tpu_holds_nothing_of_64_bits"
+plant("in a kernel, rows rotated by an int64", DISTANCES, "np.int32(by)", "by", f"{X64}[a table by distance]")
+plant("in a kernel, a block found by an int64", TPU, "first = np.int32(0)", "first = 0", f"{X64}[nothing]")
+plant("in a kernel, a float64 that is not rounded", KERNEL, "self.lay(self.rounded(x.scale), ROLES.scale)",
+      "self.lay(x.scale, ROLES.scale)", f"{X64}[everything of float64]")
+plant("in a kernel, dropout drawn in 64 bits", "jattn/engine/kernels/threefry.py", "a ^ b, np.int32(9)", "a ^ b, 9",
+      f"{X64}[dropout]", "kernels_gpu.py::test_with_x64_the_kernels_are_the_same")
+plant("a kernel of the TPU that holds an int64", "jattn/engine/kernels/support.py",
+      'itemsize > 4), "")', 'itemsize > 8), "")',
+      "kernels.py::test_what_is_of_64_bits_in_a_mask_or_a_score_runs_as_loops")
 
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"

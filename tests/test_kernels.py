@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
-from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
+from _jaxprs import formed
+from _kernels import CLOSE, KEY, RATE, assert_as_defined, assert_close, batch, by_distance, head, orders, over_arrays
+from jax.experimental import pallas
 from jax.experimental.pallas import tpu as pallas_tpu
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
@@ -353,6 +355,107 @@ def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two():
         lowered = jax.jit(program).trace(X, X, X).lower(lowering_platforms=("tpu",))
         assert kernels_in(lowered) == n
     assert kernels_in(jax.jit(f).trace(X, X, X).lower(lowering_platforms=("cpu",))) == 0
+
+
+def of_floats(x, dtype):
+    """Everything of the dtype of a Python float, beside q, k and v of float32."""
+    c = x["c"].astype(dtype)
+    score = scores.compose(scores.alibi(c), scores.distance_bias(x["table"].astype(dtype)), scores.temperature(c))
+    drops = {"dropout_rate": x["rate"], "dropout_key": KEY}
+    return {"scale": c, "sink": c * jnp.ones(S, dtype), "bias": c * jnp.ones((S, S), dtype), "score": score, **drops}
+
+
+WITH_X64 = {  # a mask, and further options, of float32 numbers c, table and rate
+    "nothing": (None, lambda x: {}),
+    "causal": (masks.causal(), lambda x: {"sink": x["c"], "scale": x["c"]}),
+    "window, and a soft cap": (masks.window(60, 20), lambda x: {"score": scores.soft_cap(3.0), "scale": 0.5}),
+    "a table by distance": (None, lambda x: {"score": scores.distance_bias(x["table"])}),
+    "a table by distance, and a soft cap": (
+        masks.causal(),
+        lambda x: {"score": scores.compose(scores.relative_bias(x["table"][:30]), scores.soft_cap(3.0))},
+    ),
+    "a user's, by distance": (
+        masks.where(lambda t, s: jnp.asarray(ODD)[t - s]),
+        lambda x: {"score": lambda score, t, s: score + x["table"][t - s]},
+    ),
+    "dropout": (masks.blocks(SOME[:5, :5], 60), lambda x: {"dropout_rate": x["rate"], "dropout_key": KEY}),
+    "everything of float64": (
+        masks.segments(np.arange(S, dtype=np.int32) // 70),
+        lambda x: of_floats(x, jnp.result_type(float)),
+    ),
+}
+
+
+def with_x64(name, implementation=None):
+    """Value, gradient and tangent of a case of `WITH_X64`, and their arguments."""
+    mask, more = WITH_X64[name]
+    q, k, v = (jnp.asarray(normal(S, D, seed=n), jnp.float32) for n in range(3))
+    x = {"q": q, "k": k, "v": v, "c": jnp.float32(0.4), "table": jnp.asarray(normal(31, seed=6), jnp.float32)}
+
+    def f(x):
+        how = {
+            "mask": mask,
+            "return_lse": True,
+            "implementation": implementation,
+            **more(x | {"rate": RATE}),
+        }
+        return jattn.attention(x["q"], x["k"], x["v"], **how)
+
+    return orders(f), (x, jax.tree.map(jnp.cos, x))
+
+
+def of_64_bits(jaxpr):
+    """What a kernel computes, or finds its blocks by, in 64 bits."""
+    kernels = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "pallas_call"]
+    assert len(kernels) == 1
+    maps = [block.index_map_jaxpr.jaxpr for block in kernels[0].params["grid_mapping"].block_mappings]
+    held = [v.aval for v in kernels[0].invars] + [v.aval for found in maps for v in found.outvars]
+    held += formed(kernels[0].params["jaxpr"])
+    return [a for a in held if hasattr(a, "dtype") and a.dtype.itemsize > 4]
+
+
+@pytest.mark.parametrize("name", WITH_X64)
+def test_with_x64_a_kernel_of_the_tpu_holds_nothing_of_64_bits(name, x64, monkeypatch):
+    """Its compiler takes none: not as an operand, not to find a block by, not to rotate a row by."""
+    found, pallas_call = [], pallas.pallas_call
+
+    def spied(*args, **options):
+        call = pallas_call(*args, **options)
+
+        def run(*xs):
+            found.append(jax.make_jaxpr(call)(*xs).jaxpr)
+            return call(*xs)
+
+        return run
+
+    monkeypatch.setattr(pallas, "pallas_call", spied)
+    f, x = with_x64(name)
+    assert kernels_in(f.trace(*x).lower(lowering_platforms=("tpu",))) == 5
+    assert len(found) >= 4
+    assert [of_64_bits(jaxpr) for jaxpr in found] == [[]] * len(found)
+
+
+@pytest.mark.structure
+def test_with_x64_the_kernels_are_the_same():
+    without, x = with_x64("everything of float64", "interpret")
+    want = without(*x)
+    with jax.enable_x64(True):
+        f, x = with_x64("everything of float64", "interpret")
+        assert_close(f(*x), jax.tree.map(np.asarray, want))
+
+
+@pytest.mark.parametrize("of", [np.arange(S) // 70, np.arange(S) / 70], ids=["int64", "float64"])
+def test_what_is_of_64_bits_in_a_mask_or_a_score_runs_as_loops(of, x64):
+    mine = jnp.asarray(of)
+    options = (
+        {"mask": masks.where(lambda t, s: mine[t] == mine[s])},
+        {"score": lambda x, t, s: jnp.where(mine[t] == mine[s], x, 0 * x)},
+    )
+    x = [jax.ShapeDtypeStruct((S, D), np.float32)] * 3
+    for more in options:
+        (found,) = jattn.implementations(lambda *x, more=more: jattn.attention(*x, **more), *x, platform="tpu")
+        assert not found.kernel
+        assert found.reason == f"the mask or the score modifier holds {of.dtype}, and a TPU computes in 32 bits"
 
 
 @pytest.mark.structure

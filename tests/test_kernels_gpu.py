@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
-from _kernels import CLOSE, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
+from _kernels import CLOSE, KEY, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
 
 import jattn
 from jattn import masks, scores
@@ -188,6 +188,29 @@ def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two(dtype):
         assert kernels_in(program, *x) == n
     for program in programs(mask=masks.causal()).values():  # nothing is taken unasked
         assert kernels_in(program, *x) == 0
+
+
+@is_lowered
+@pytest.mark.parametrize("name", ["dropout", "tables"])
+def test_with_x64_the_kernels_are_lowered(name, x64):
+    """Beside numbers of float64, which a tile rounds."""
+    x = normal(S, D, dtype=np.float32), normal(S, D, seed=1, dtype=np.float32), normal(S, Dv, seed=2, dtype=np.float32)
+    options = {
+        "dropout": {"dropout_rate": np.float32(0.4), "dropout_key": KEY, "scale": 0.5, "sink": 0.5},
+        "tables": {"score": scores.compose(scores.distance_bias(LEARNED), scores.soft_cap(3.0))},
+    }[name]
+    for n, program in programs(implementation="kernel", mask=masks.causal(), **options).items():
+        assert kernels_in(program, *x) == n
+
+
+@pytest.mark.structure
+def test_with_x64_the_kernels_are_the_same(interpreted):
+    x = normal(S, D, dtype=np.float32), normal(S, D, seed=1, dtype=np.float32), normal(S, Dv, seed=2, dtype=np.float32)
+    options = {"score": scores.soft_cap(3.0), "dropout_rate": np.float32(0.4), "dropout_key": KEY, "scale": 0.5}
+    f = batch(lambda *x: jattn.attention(*x, return_lse=True, implementation="interpret", tile=TILE, **options))
+    want = f(*x)
+    with jax.enable_x64(True):
+        assert_close(f(*x), jax.tree.map(np.asarray, want))
 
 
 @is_lowered

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _jax
 from jattn.engine.plan import Operands, Plan
@@ -35,14 +36,19 @@ def offsets_of_tile(plan: Plan, i: Any, j: Any) -> Any:
     return _jax.pallas.ds(_jax.pallas.multiple_of(first, LANES), plan.q_tile + plan.k_tile)
 
 
+def roll(x: jax.Array, by: int) -> Any:
+    """Rows rotated to the right. The shift is an int32 with jax_enable_x64 too: a TPU rotates by no other."""
+    return _jax.tpu.roll(x, np.int32(by), 1)
+
+
 def over_diagonals(entries: jax.Array, queries: int) -> jax.Array:
     """[1, queries + keys] → [keys, queries], with entry c − r + keys at row r and column c."""
     n = entries.shape[1]
     keys = n - queries
-    group = jnp.concatenate([_jax.tpu.roll(entries, queries + r, 1) for r in range(SUBLANES)], 0)
+    group = jnp.concatenate([roll(entries, queries + r) for r in range(SUBLANES)], 0)
     groups = [group]
     for _ in range(keys // SUBLANES - 1):
-        groups.append(_jax.tpu.roll(groups[-1], SUBLANES, 1))
+        groups.append(roll(groups[-1], SUBLANES))
     return jnp.concatenate([group[:, :queries] for group in groups], 0)
 
 
@@ -53,5 +59,5 @@ def sums_of_diagonals(x: jax.Array) -> jax.Array:
     beyond = jnp.zeros((SUBLANES, keys), x.dtype)
     total = jnp.zeros((SUBLANES, n), x.dtype)
     for r in reversed(range(0, keys, SUBLANES)):
-        total = _jax.tpu.roll(total, n - SUBLANES, 1) + jnp.concatenate([x[r : r + SUBLANES], beyond], 1)
-    return sum(_jax.tpu.roll(total[r : r + 1], keys - r, 1) for r in range(SUBLANES))
+        total = roll(total, n - SUBLANES) + jnp.concatenate([x[r : r + SUBLANES], beyond], 1)
+    return sum(roll(total[r : r + 1], keys - r) for r in range(SUBLANES))

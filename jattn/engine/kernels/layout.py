@@ -19,7 +19,7 @@ from jattn._numerics import nonfinite_rows
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
 from jattn.engine.kernels.distances import distances, in_order, over_diagonals
-from jattn.engine.kernels.score import has_values
+from jattn.engine.kernels.score import SeparatedScore, has_values
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile
@@ -125,7 +125,8 @@ class Call:
 
     def spread_sink(self, sink: Leaf) -> jax.Array:
         """A sink, or its tangent, with an axis for every level and one for the queries."""
-        return self.spread(sink) if sink.array.ndim == 2 else self.spread(sink)[..., None]
+        spread = self.spread(sink).astype(self.plan.dtype)
+        return spread if sink.array.ndim == 2 else spread[..., None]
 
     def gather(self, y: jax.Array, kept: Sequence[int], own: Sequence[int]) -> jax.Array:
         """[heads kept, …] → the levels `own`, summed over the others."""
@@ -141,19 +142,27 @@ class Call:
             leaves, tree = jax.tree.flatten(mask)
             laid = [self.lay(leaf, role) for leaf, role in zip(leaves, mask.leaf_axes(), strict=True)]
             mask = jax.tree.unflatten(tree, laid)
+        # A function of a user's computes with what it captured as it is.
+        captured = x.captured if isinstance(self.plan.score, SeparatedScore) else tuple(map(self.rounded, x.captured))
         return Operands(
             q=self.lay(x.q, ROLES.q),
             k=self.lay(x.k, ROLES.k),
             v=self.lay(x.v, ROLES.v),
-            bias=self.lay(x.bias, ROLES.bias),
-            sink=None if x.sink is None else self.lay(x.sink, ROLES.sink[: x.sink.array.ndim - 1]),
-            scale=self.lay(x.scale, ROLES.scale),
-            captured=tuple(starmap(self.lay, zip(x.captured, self.captured_roles(x), strict=True))),
+            bias=self.lay(self.rounded(x.bias), ROLES.bias),
+            sink=None if x.sink is None else self.lay(self.rounded(x.sink), ROLES.sink[: x.sink.array.ndim - 1]),
+            scale=self.lay(self.rounded(x.scale), ROLES.scale),
+            captured=tuple(starmap(self.lay, zip(captured, self.captured_roles(x), strict=True))),
             mask=mask,
             q_positions=self.lay(x.q_positions, ROLES.q_positions),
             k_positions=self.lay(x.k_positions, ROLES.k_positions),
             dropout=None if x.dropout is None else (self.words(x.dropout[0]), self.lay(x.dropout[1], "")),
         )
+
+    def rounded(self, leaf: Leaf | None) -> Leaf | None:
+        """A leaf that a tile rounds to the dtype of the sums, rounded already: a TPU cannot even read a float64."""
+        if leaf is None or not is_float(leaf.array) or leaf.array.dtype.itemsize <= np.dtype(self.plan.dtype).itemsize:
+            return leaf
+        return dataclasses.replace(leaf, array=leaf.array.astype(self.plan.dtype))
 
     def captured_roles(self, x: Operands) -> Sequence[str]:
         """Those of what the score modifier captured, or of the values that stand for it."""

@@ -115,8 +115,7 @@ class Saved:
 
     def sink_weight(self, call: Call) -> jax.Array:
         """The share of the sink in the denominator of each query."""
-        sink = call.spread_sink(call.raw.sink).astype(call.plan.dtype)
-        sink, m = jnp.broadcast_arrays(sink, finite_or_zero(self.m))
+        sink, m = jnp.broadcast_arrays(call.spread_sink(call.raw.sink), finite_or_zero(self.m))
         return jnp.exp(below(sink, m) - self.log_sum)
 
 
@@ -302,7 +301,8 @@ class Pullback:
             q = call.spread(call.raw.q).astype(plan.dtype)
             unscaled = dq.reshape(*call.sizes, plan.T, D)
             found[active.scale] = (unscaled * jnp.where(jnp.isfinite(q), q, 0)).sum((-2, -1)).reshape(-1), every
-            dq = (unscaled * call.spread(call.raw.scale)[..., None, None]).reshape(dq.shape)
+            scale = call.spread(call.raw.scale)[..., None, None].astype(plan.dtype)
+            dq = (unscaled * scale).reshape(dq.shape)
         if active.q is not None:
             found[active.q] = dq, every
         return found

@@ -171,6 +171,8 @@ def of_options(plan: Plan, x: Operands) -> str | None:
             "(by t − s alone, of rows without positions, it could)"
         )
     parts = [] if x.mask is None else parts_of(mask_by_rows(kernel, x))
+    if plan.platform == "tpu" and (long := of_64_bits(score, x, parts)):
+        return f"the mask or the score modifier holds {long}, and a TPU computes in 32 bits"
     looked_up = [] if score is None else [score.roles]
     looked_up += [part.leaf_axes() for part in parts if part.asks_users_function]
     if any(roles.count(side) > tuning.KERNEL_ROWS for roles in looked_up for side in ("q", "k")):
@@ -189,6 +191,18 @@ def of_options(plan: Plan, x: Operands) -> str | None:
     if offsets > tuning.KERNEL_OFFSETS:
         return f"{offsets} entries are looked up by distance, and the kernel holds {tuning.KERNEL_OFFSETS}"
     return next((found for part in parts if (found := of_mask(plan, part)) is not None), None)
+
+
+def of_64_bits(score: SeparatedScore | None, x: Operands, parts: Sequence[Mask]) -> str:
+    """The dtype of something of 64 bits that a tile would take as it is; empty if there is none.
+
+    The floating scalars and tables of this library are rounded before (`Call.rounded`).
+    """
+    of_score = [a for a in x.captured if not is_float(a)]
+    if score is not None:
+        of_score = [v.aval for variables in score.parts.between.values() for v in variables]
+    held = (*of_score, *jax.tree.leaves(parts))
+    return next((str(np.dtype(a.dtype)) for a in held if np.dtype(a.dtype).itemsize > 4), "")
 
 
 def of_mask(plan: Plan, part: Mask) -> str | None:

@@ -5,6 +5,7 @@ The draws are those of `jax.random` for a key of threefry2x32, so that a pair ha
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn.engine.tuning import DROPOUT_CELL
 
@@ -24,7 +25,7 @@ def hashed(key: Words, counter: jax.Array) -> Words:
     for group in range(5):
         for n in ROTATIONS[group % 2]:
             a = a + b
-            b = (b << n | jax.lax.shift_right_logical(b, 32 - n)) ^ a
+            b = (b << n | jax.lax.shift_right_logical(b, np.int32(32 - n))) ^ a
         a, b = a + keys[(group + 1) % 3], b + keys[(group + 2) % 3] + (group + 1)
     return a, b
 
@@ -49,4 +50,4 @@ def kept(key: Words, share: jax.Array, first: tuple[jax.Array, jax.Array], shape
     )
     a, b = hashed((high, low), jax.lax.rem(t, cell) * cell + jax.lax.rem(s, cell))
     # The 23 leading bits are the fraction of a uniform number, as jax.random.uniform has it in float32.
-    return jax.lax.shift_right_logical(a ^ b, 9).astype(jnp.float32) * 2**-23 < share
+    return jax.lax.shift_right_logical(a ^ b, np.int32(9)).astype(jnp.float32) * 2**-23 < share

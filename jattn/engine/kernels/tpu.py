@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn._jax import ManualAxisType, tpu
 from jattn._jax import pallas as pl
@@ -35,16 +36,17 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
     def stepped(h: Any, a: Any, b: Any, *_: Any) -> Any:
         return grid.inner_tile(b)
 
+    first = np.int32(0)  # a Python 0 is an int64 with jax_enable_x64, by which no block is found
     sizes = {"q": plan.q_tile, "k": plan.k_tile}
 
     def spec(leaf: Leaf, inner: Any) -> pl.BlockSpec:
         """The block of a leaf at a step of the grid: `inner` finds the tile along the inner axis."""
         if leaf.role == "":
-            return pl.BlockSpec(memory_space=tpu.SMEM)
+            return pl.BlockSpec(leaf.array.shape, lambda *_: first, memory_space=tpu.SMEM)
         tile_of = {"q": inner, "k": outer} if grid.keys_outer else {"q": outer, "k": inner}
         letters = leaf.role if len(leaf.role) > 1 else "1" + leaf.role
         shape = [sizes.get(letter, n) for n, letter in zip(leaf.array.shape[1:], letters, strict=True)]
-        axes = [tile_of.get(letter, lambda *_: 0) for letter in letters]
+        axes = [tile_of.get(letter, lambda *_: first) for letter in letters]
 
         def index(h: Any, a: Any, b: Any, *tables: Any) -> Any:
             return grid.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes)
