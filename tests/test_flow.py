@@ -587,6 +587,28 @@ def test_diagnostics_are_what_they_say(free, x64):
     assert abs(s.drift[-1]).max() > 0.01
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_the_report_is_held_to_the_rounding_of_the_queries_and_keys(dtype):
+    """Their weights and their loss are float32."""
+    keys, read, objective = jnp.asarray(normal(5, 3), dtype), lambda q, k: (q, k), flow.cross_entropy(1)
+    loss, watch = flow.loss_of(read, objective), flow.watch(read, objective, 1)
+    path = flow.run(loss, jnp.ones(3, dtype), optax.sgd(0.5), 20, data=(keys,), observe=watch, at=5)
+    assert path.loss.dtype == jnp.float32
+    report = flow.check(path)
+    assert report.passed, report
+    wrong = path.seen.pulls.at[:, 1].multiply(-1)  # the control: a sign of the pull of the target
+    broken = flow.check(dataclasses.replace(path, seen=dataclasses.replace(path.seen, pulls=wrong)))
+    assert [c.identity for c in broken.checks if not c.passed] == ["Σ_s pull_s + dL/dq = 0"]
+
+
+def test_a_target_that_is_traced_is_not_asked_for_its_number():
+    keys = jnp.asarray(TOY, jnp.float32)
+    best = jax.jit(flow.max_margin)(keys, 1)
+    assert_same(best, flow.max_margin(keys, 1))
+    losses = jax.vmap(lambda r: flow.cross_entropy(r)(flow.attention_steps(keys[:1], keys, keys)))(jnp.arange(3))
+    assert losses.shape == (3,)
+
+
 @pytest.mark.structure
 def test_the_report_passes_what_obeys_and_fails_what_does_not(free, x64):
     report = flow.check(free[None], keys="free")

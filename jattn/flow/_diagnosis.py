@@ -136,9 +136,10 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
         u, widest = (x.astype(q.dtype) for x in (best.direction, best.margin))
         rival = jnp.arange(len(k)) != target
         ahead = -max_or_nan(jnp.where(rival, (k - k[target][None]) @ q, -jnp.inf), initial=-jnp.inf)
+        keys = k.astype(p.dtype)
         size = jnp.linalg.norm(q)
         return Diagnostics(
-            q=q, k=k, weights=p, loss=loss, p=p[target], lead=q @ (k[target] - p @ k),
+            q=q, k=k, weights=p, loss=loss, p=p[target], lead=q.astype(p.dtype) @ (keys[target] - p @ keys),
             cos_key=_cos(q, k[target]), cos_margin=_cos(q, u), norm=size,
             margin=ahead / jnp.where(size == 0, 1, size), widest=widest, direction=u,
             pulls=pulls(q[None], k, v, objective).on_q[0], dq=dq, dk=dk,
@@ -235,7 +236,9 @@ def check(
         remedy = "Say frozen, free or projected."
         _errors.fail(ValueError, "check", "keys must be one of three words", remedy, keys=repr(keys))
     s = jax.tree.map(lambda x: np.asarray(x, np.float64), trajectory.kept().seen)
-    eps = float(jnp.finfo(trajectory.loss.dtype).eps)
+    # What was seen in bfloat16 obeys to its rounding, though the weights and the loss are float32.
+    floats = [x.dtype for x in jax.tree.leaves((trajectory.loss, seen)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    eps = max(float(jnp.finfo(dtype).eps) for dtype in floats)
     S, D = s.k.shape[1:]
     unit = 8 * eps * (S + D)  # a sum of that many terms
     pull, reach = unit * max(abs(s.pulls).sum(1).max(), 1e-300), unit * max(abs(s.k).max(), 1)
