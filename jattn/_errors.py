@@ -105,6 +105,18 @@ def count(caller: str, name: str, x: Any, *, least: int = 0) -> int:
     return n
 
 
+def known(*xs: Any) -> bool:
+    """Whether these have values that an error can depend on: outside jit, vmap and the like."""
+    return not any(isinstance(x, jax.core.Tracer) for x in xs)
+
+
+def index(caller: str, name: str, x: Any, n: int, axis: str) -> None:
+    """Refuses a number that is known and is none of the n of an axis: indexing would take another one."""
+    if known(x) and isinstance(n, int) and not 0 <= (i := int(x)) < n:
+        got = {name: str(i), axis: str(n)}
+        fail(ValueError, caller, f"{name} must be from 0 to {axis} - 1", "Count from 0.", **got)
+
+
 def positions(
     caller: str, T: int, S: int, q_positions: Any, k_positions: Any, dependents: tuple[str, ...]
 ) -> tuple[jax.Array | None, jax.Array | None]:

@@ -106,6 +106,14 @@ FLOW = [
     (lambda: flow.cross_entropy(0.5), ValueError, "cross_entropy: target must be a whole number or a distribution [S], got target float32[]. Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."),
     (lambda: flow.cross_entropy(ones(2, 3)), ValueError, "cross_entropy: target must be a whole number or a distribution [S], got target float32[2, 3]. Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."),
     (lambda: flow.max_margin(ones(5), 0), ValueError, "max_margin: keys must have the axes [S, D], got keys [5]. One row a key; map over a batch with jax.vmap."),
+    (lambda: crossed(17), ValueError, "cross_entropy: target must be from 0 to S - 1, got target 17 and S 17. Count from 0."),
+    (traced(lambda: jax.jit(lambda: crossed(-1))()), ValueError, "cross_entropy: target must be from 0 to S - 1, got target -1 and S 17. Count from 0."),
+    (lambda: flow.max_margin(KEYS, 17), ValueError, "max_margin: target must be from 0 to S - 1, got target 17 and S 17. Count from 0."),
+    (lambda: flow.max_margin(KEYS, jnp.int32(-1)), ValueError, "max_margin: target must be from 0 to S - 1, got target -1 and S 17. Count from 0."),
+    (traced(lambda: diagnosed(2)), ValueError, "watch: target must be from 0 to S - 1, got target 2 and S 2. Count from 0."),
+    (recorded(at=3 * 10**9), ValueError, "recorder: at must be below 2147483648, got at 3000000000. Steps of a jitted loop are int32: count in larger steps."),
+    (recorded(at=(0, 2**31)), ValueError, "recorder: at must be below 2147483648, got at 2147483648. Steps of a jitted loop are int32: count in larger steps."),
+    (lambda: flow.measure_row(KEYS, KEYS, KEYS, KEYS, -1), ValueError, "measure_row: row must be from 0 to T - 1, got row -1 and T 17. Count from 0."),
     (recorded(name="run.npz"), ValueError, "recorder: file must end in .npy, got file run.npz. Name one."),
     (recorded(at=0), ValueError, "recorder: at must be at least 1, got at 0. Pass a Python int of at least 1."),
     (recorded(at=(3, 2)), ValueError, "recorder: at must be increasing steps from 0 on, got at of 2 steps. Give them sorted, without repeats, as flow.log_steps(steps) does."),
@@ -138,6 +146,10 @@ def _read(q):
 OBJECTIVE = flow.cross_entropy(0)
 
 
-def diagnosed():
-    watch = flow.watch(_read, OBJECTIVE, 0)
+def crossed(target):
+    return flow.cross_entropy(target)(flow.attention_steps(ones(1, 5), KEYS, KEYS))
+
+
+def diagnosed(target=0):
+    watch = flow.watch(_read, OBJECTIVE, target)
     return flow.run(flow.loss_of(_read, OBJECTIVE), ones(2), optax.sgd(0.1), 2, observe=watch)

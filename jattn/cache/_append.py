@@ -13,7 +13,7 @@ from jattn.arguments.heads import per_row
 from jattn.cache._buffers import NEVER, Ring
 from jattn.cache._pages import Paged
 from jattn.cache._store import Cache, tokens, write
-from jattn.cache._validate import known, rows_of, shape_of
+from jattn.cache._validate import rows_of, shape_of
 
 C = TypeVar("C", bound=Cache)
 
@@ -92,7 +92,7 @@ def append(
     full = cache.full
     cache, keys, values, asked, at = match_varying_trees(cache, k, v, asked, at)
     room, n = cache.admit(asked)
-    if known(room.full, full) and bool((room.full & ~full).any()):
+    if _errors.known(room.full, full) and bool((room.full & ~full).any()):
         got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}
         remedy = "Make a longer cache or more pages, free rows, or use a ring where a window is enough."
         _errors.fail(ValueError, caller, "each row must have room for its new tokens", remedy, **got)

@@ -11,7 +11,7 @@ from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
 from jattn.cache._decode import CacheQueries, decode, prefill
 from jattn.cache._store import Cache
-from jattn.cache._validate import known, shape_of
+from jattn.cache._validate import shape_of
 from jattn.engine import tuning
 from jattn.engine.score import hoist_closure
 from jattn.masks import Mask
@@ -264,7 +264,7 @@ def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | 
     lost = cache.lost(x.positions)
     if lost is not None:
         lost = lost if x.filled is None else lost & x.filled
-        if known(lost) and bool(lost.any()):
+        if _errors.known(lost) and bool(lost.any()):
             remedy = (
                 "Make the ring with chunk at least as large as the tokens that are appended and asked about at once."
             )

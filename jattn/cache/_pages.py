@@ -16,7 +16,7 @@ from jattn._types import Array, ArrayLike, Bool, DTypeLike, Integer
 from jattn._values import value
 from jattn.cache._buffers import _counters
 from jattn.cache._store import Cache, empty
-from jattn.cache._validate import known, rows_of, shape_of
+from jattn.cache._validate import rows_of, shape_of
 
 
 @value
@@ -193,7 +193,7 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
     need = jnp.where(valid & begun, 1, 0)
     end = jnp.cumsum(need, dtype=jnp.int32)
     fits = (need == 0) | (end <= count)
-    if known(fits) and not bool(fits.all()):
+    if _errors.known(fits) and not bool(fits.all()):
         remedy = "Make the cache with more pages, or free rows."
         got = {"targets": targets, "cache": f"of {cache.store.k.shape[0]} pages"}
         _errors.fail(ValueError, caller, "each target must find a page for what the source has begun", remedy, **got)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jattn import _errors
@@ -27,8 +26,3 @@ def rows_of(caller: str, name: str, x: Any) -> Integer[Array, " R"]:
     _errors.kind(caller, name, x, jnp.integer, remedy)
     _errors.rank(caller, 1, "[R]", remedy, **{name: x})
     return x.astype(jnp.int32)
-
-
-def known(*xs: jax.Array) -> bool:
-    """Whether these have values that an error can depend on: outside jit, vmap and the like."""
-    return not any(isinstance(x, jax.core.Tracer) for x in xs)

@@ -96,13 +96,13 @@ def cross_entropy(target: ArrayLike) -> Objective:
         L = −log p_r,  or  −Σ_s π_s log p_s;    −dL/dq = c (k_r − k̄),  or  c (Σ_s π_s k_s − k̄)
 
     Args:
-      target: the number of the key r, a whole number, possibly traced; or π [S], floating point, which sums to 1.
+      target: the number of the key r, from 0 to S − 1, possibly traced; or π [S], floating point, which sums to 1.
 
     Returns:
       A function of Steps: the mean over the queries. It is right to rounding however small p_r is.
 
     Raises:
-      ValueError: `target` has more than one axis.
+      ValueError: `target` has more than one axis; or, when the loss is called, it is known and is no number of a key.
 
     Memory: T × S.
 
@@ -123,6 +123,7 @@ def cross_entropy(target: ArrayLike) -> Objective:
     def loss(steps: Steps) -> jax.Array:
         logs = log_softmax(steps.scaled)
         if not goal.ndim:
+            _errors.index("cross_entropy", "target", target, logs.shape[1], "S")
             return -jnp.mean(logs[:, goal])
         pi = goal.astype(logs.dtype)
         return -jnp.mean(jnp.sum(jnp.where(pi[None] == 0, 0, pi[None] * logs), 1))

@@ -99,12 +99,15 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
     Args:
       read: as in `loss_of`.
       objective: the loss on Steps that is minimised.
-      target: r, the key to look at.
+      target: r, the key to look at, from 0 to S − 1, possibly traced.
       conserved: conserved(params) -> pytree, a quadratic that gradient flow keeps, such as `balance` of two factors.
         Give `run` the same function as `track`, and its drift is predicted beside it.
 
     Returns:
       observe(now) -> Diagnostics.
+
+    Raises:
+      ValueError: when it is called, `target` is known and is no number of a key.
 
     Memory: S × D, and S × S for the max-margin direction.
 
@@ -123,6 +126,7 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
 
     def observe(now: Now) -> Diagnostics:
         q, k, v = _read(read, now.params, now.data)
+        _errors.index("watch", "target", target, len(k), "S")
         # Inside jax.shard_map a gradient by keys that all devices share would be summed over the devices.
         q = vary_as(k, q)
         k, v = vary_as(q, (k, v))
@@ -132,11 +136,11 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
 
         loss, (dq, dk) = jax.value_and_grad(by_parts, (0, 1))(q, k)
         p = attention_steps(q[None], k, v).weights[0]
+        keys = k.astype(p.dtype)
         best = max_margin(k, target)
         u, widest = (x.astype(q.dtype) for x in (best.direction, best.margin))
         rival = jnp.arange(len(k)) != target
         ahead = -max_or_nan(jnp.where(rival, (k - k[target][None]) @ q, -jnp.inf), initial=-jnp.inf)
-        keys = k.astype(p.dtype)
         size = jnp.linalg.norm(q)
         return Diagnostics(
             q=q, k=k, weights=p, loss=loss, p=p[target], lead=q.astype(p.dtype) @ (keys[target] - p @ keys),

@@ -49,9 +49,10 @@ class Recorder:
         asked for.
 
     Raises:
-      TypeError, ValueError: `at` is not increasing, `file` is no .npy or none of a recorder's; when called: a step is
-        not a whole number, what is observed has no names, is no number, or has another structure, shape or dtype than
-        before; it is called inside jax.vmap or jax.shard_map. What differs in a jitted loop is a JaxRuntimeError.
+      TypeError, ValueError: `at` is not increasing or not below 2³¹, `file` is no .npy or none of a recorder's; when
+        called: a step is not a whole number, what is observed has no names, is no number, or has another structure,
+        shape or dtype than before; it is called inside jax.vmap or jax.shard_map. What differs in a jitted loop is a
+        JaxRuntimeError.
 
     Memory: one record and the numbers of the steps; where every second is dropped the file, `limit` records at most.
 
@@ -90,9 +91,10 @@ class Recorder:
             _errors.fail(ValueError, _CALLER, "file must end in .npy", "Name one.", file=self._file.name)
         self._limit = _errors.count(_CALLER, "limit", limit, least=2)
         if np.ndim(at) == 0:
-            self._at: int | np.ndarray = _errors.count(_CALLER, "at", at, least=1)
+            self._at: int | np.ndarray = _in_int32(_errors.count(_CALLER, "at", at, least=1))
         else:
-            self._at = np.array([_errors.count(_CALLER, "at", t) for t in at], np.int32)  # type: ignore[union-attr]
+            steps = [_errors.count(_CALLER, "at", t) for t in at]  # type: ignore[union-attr]
+            self._at = np.array([_in_int32(t) for t in steps], np.int32)
             if not len(self._at) or (np.diff(self._at) <= 0).any():
                 got = {"at": f"of {len(self._at)} steps"}
                 remedy = "Give them sorted, without repeats, as flow.log_steps(steps) does."
@@ -208,6 +210,14 @@ class Recorder:
             unfinished = Path(folder) / "new"
             unfinished.write_bytes(_header(records.dtype, len(records)) + records.tobytes())
             os.replace(unfinished, self._file)
+
+
+def _in_int32(step: int) -> int:
+    """A step that a jitted loop can count."""
+    if step >= 2**31:
+        remedy = "Steps of a jitted loop are int32: count in larger steps."
+        _errors.fail(ValueError, _CALLER, "at must be below 2147483648", remedy, at=str(step))
+    return step
 
 
 @custom_vmap

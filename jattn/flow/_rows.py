@@ -78,7 +78,8 @@ def measure_row(
       attended pulls with 0. `dq` comes of a backward pass and the pulls of their formula, so each checks the other.
 
     Raises:
-      TypeError, ValueError: as `attention`; or `dout` has not the shape [T, Dv], or `row` is not one whole number.
+      TypeError, ValueError: as `attention`; or `dout` has not the shape [T, Dv], or `row` is not one whole number
+      or, where it is known, not from 0 to T − 1.
 
     Memory: linear in T and S, and S × D.
 
@@ -95,12 +96,13 @@ def measure_row(
     """
     caller = "measure_row"
     q, k, v = qkv(caller, q, k, v)
-    dout, row = _errors.array(caller, "dout", dout), _errors.array(caller, "row", row)
+    number, dout, row = row, _errors.array(caller, "dout", dout), _errors.array(caller, "row", row)
     if dout.shape != (q.shape[0], v.shape[1]):
         remedy = "Pass dL/dout of every query, as jax.grad gives it."
         _errors.fail(ValueError, caller, "dout must have the shape [T, Dv]", remedy, q=q, v=v, dout=dout)
     _errors.kind(caller, "row", row, jnp.integer, "A row is the number of a query: pass a whole number.")
     _errors.rank(caller, 0, "[]", "Map over several with jax.vmap.", row=row)
+    _errors.index(caller, "row", number, q.shape[0], "T")
     scale = q.shape[1] ** -0.5 if scale is None else scale
     found = statistics(q, k, sink=sink, scale=scale, **options)
 
