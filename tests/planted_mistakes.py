@@ -631,8 +631,15 @@ plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * 
       "reached @ ((1 - r) * A + r * eye)", "flow.py::test_rollout_multiplies_the_layers")
 plant("a recorded pull that lost its tail", "jattn/flow/_rows.py", "ahead = a - a[top]", "ahead = a",
       "recorder.py::test_the_pulls_of_a_saturated_row_keep_their_tail")
-plant("a record overwritten while it is counted", "jattn/flow/_recorder.py", "if before < len(self._steps):",
-      "if False:", "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
+plant("a record overwritten while it is counted", "jattn/flow/_recorder.py", "if file.seek(0, os.SEEK_END) > len(",
+      "if False and len(", "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
+plant("a record counted that was dropped", "jattn/flow/_recorder.py", "del self._steps[before:]", "pass",
+      "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
+plant("a report held to the rounding of the loss alone", "jattn/flow/_diagnosis.py",
+      "jax.tree.leaves((trajectory.loss, seen))", "[trajectory.loss]",
+      "flow.py::test_the_report_is_held_to_the_rounding_of_the_queries_and_keys[bfloat16]")
+plant("a target before the first key", "jattn/_errors.py", "not 0 <= (i := int(x)) < n", "not (i := int(x)) < n",
+      "messages.py::test_each_refusal_is_word_for_word")
 plant("a recording in 32 bits", "jattn/flow/_recorder.py", "x.dtype in (np.float64, np.int64, np.uint64)", "False",
       "recorder.py::test_a_jitted_loop_keeps_all_64_bits")
 plant("a recorder that keeps one too many", "jattn/flow/_recorder.py", "xp.sum(index >= xp.asarray(bounds",

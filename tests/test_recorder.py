@@ -341,12 +341,16 @@ def test_whatever_is_written_when_it_dies_what_was_there_stays(resumed, tmp_path
         assert n in ({7, 8} if resumed == 7 else {7, 4, 5})
         assert run["steps"].tolist() == [*range(n)]
         assert run["x"].tolist() == [1.5 * i for i in range(n)]
+        recorder(9, {"x": 13.5})  # where the write failed and the process goes on, no torn record is counted
+        run = recorder.run()
+        assert run["steps"].tolist() in ([*range(n), 9], [*range(resumed), 9])
+        assert run["x"].tolist() == [1.5 * i for i in run["steps"]]
     assert 20 < died < 200
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             flow.Recorder(file)(0, y=0.0)
-    assert len(flow.Recorder(file).run()["steps"]) == n
+    assert len(flow.Recorder(file).run()["steps"]) == len(run["steps"])
 
 
 def test_a_call_drops_what_comes_later_and_a_new_run_replaces_an_old_one(tmp_path):

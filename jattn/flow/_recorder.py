@@ -192,8 +192,10 @@ class Recorder:
     def _append(self, record: np.ndarray, before: int) -> None:
         """The record behind the first so many, and only then the header that counts it."""
         header = _header(self._dtype, before)
+        del self._steps[before:]  # whatever ends this, the next call counts no more than these
         with open(self._file, "r+b") as file:
-            if before < len(self._steps):  # what follows is dropped before it is overwritten
+            if file.seek(0, os.SEEK_END) > len(header) + before * record.itemsize:
+                file.seek(0)  # what follows is dropped before it is overwritten
                 file.write(header)
                 file.flush()
             file.seek(len(header) + before * record.itemsize)
