@@ -635,6 +635,8 @@ plant("a record overwritten while it is counted", "jattn/flow/_recorder.py", "if
       "if False and len(", "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
 plant("a record counted that was dropped", "jattn/flow/_recorder.py", "del self._steps[before:]", "pass",
       "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
+plant("a tracer kept by a compiled run", "jattn/flow/_paths.py", "if _holds_tracer([*static.values()], set()):",
+      "if False:", "flow.py::test_what_a_mapped_function_closes_over_leaks_no_tracer[optimiser]")
 plant("a report held to the rounding of the loss alone", "jattn/flow/_diagnosis.py",
       "jax.tree.leaves((trajectory.loss, seen))", "[trajectory.loss]",
       "flow.py::test_the_report_is_held_to_the_rounding_of_the_queries_and_keys[bfloat16]")

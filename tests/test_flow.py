@@ -1,6 +1,7 @@
 """Gradient flow: closed forms against jax.grad, paths against loops, limits against theory, and what must fail."""
 
 import dataclasses
+import itertools
 import math
 import os
 import signal
@@ -511,6 +512,28 @@ def test_after_a_kill_a_run_ends_where_it_would_have_ended_bit_for_bit(tmp_path)
     assert_same(resumed, whole)
     with pytest.raises(AssertionError):  # the control: another learning rate is another end
         assert_same(space["go"](None, rate=0.0501), whole)
+
+
+@pytest.mark.parametrize("way", ["optimiser", "schedule", "loss", "observe"])
+def test_what_a_mapped_function_closes_over_leaks_no_tracer(way):
+    """And what closes over none is compiled once."""
+
+    def of(rate):
+        loss = lambda x: 0.5 * (rate if way == "loss" else 0.1) * x**2  # noqa: E731
+        more = {"observe": lambda now: now.params * rate} if way == "observe" else {}
+        steps = {"optimiser": rate, "schedule": optax.linear_schedule(rate, 0.0, 5)}.get(way, 0.1)
+        return flow.run(loss, jnp.float32(1), optax.sgd(steps), 4, **more).seen
+
+    rates = jnp.array([0.5, 0.1])
+    want = [of(np.float32(rate)) for rate in rates]
+    with jax.checking_leaks():
+        got = jax.vmap(of)(rates)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    times, optimizer = itertools.count(), optax.sgd(0.1)
+    loss = lambda x: next(times) * 0 + x**2  # noqa: E731
+    mapped = jax.vmap(lambda x: flow.run(loss, x, optimizer, 4).params)
+    before, _, between, _, after = next(times), mapped(rates), next(times), mapped(rates), next(times)
+    assert after - between == 1 < between - before  # it was traced by the first call alone
 
 
 # The continuous flow

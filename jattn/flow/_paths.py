@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import CellType, ModuleType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
@@ -190,11 +191,11 @@ def run(
       [0.0625 0.6561]
     """
     rule, params, looks = validate("run", loss, params, optimizer, steps, data, observe, at, track)
-    return _run(rule, looks, params, data, state)
+    return compiled(_run, params, data, state, rule=rule, at=looks)
 
 
 @partial(jax.jit, static_argnames=("rule", "at"))
-def _run(rule: RunRule, at: tuple[int, ...], params: Params, data: Data, state: Tree) -> Trajectory[Params]:
+def _run(params: Params, data: Data, state: Tree, *, rule: RunRule, at: tuple[int, ...]) -> Trajectory[Params]:
     run_state = rule.steps(rule.begin(params, state, data), data, at[0])
     first = rule.look(run_state, data)
     gaps = np.diff(np.asarray(at, np.int32))
@@ -209,6 +210,31 @@ def _run(rule: RunRule, at: tuple[int, ...], params: Params, data: Data, state: 
     return Trajectory(
         jnp.asarray(at, jnp.int32), loss, seen, run_state.params, run_state.state, run_state.sums, run_state.broke
     )
+
+
+def compiled(f: Any, *arrays: Tree, **static: Any) -> Any:
+    """f(*arrays, **static) of a jitted function, which keeps what is static.
+
+    Where that closes over a tracer, as an optimiser made inside a mapped function does, it is compiled for this call.
+    """
+    if _holds_tracer([*static.values()], set()):
+        return jax.jit(lambda *arrays: f.__wrapped__(*arrays, **static))(*arrays)
+    return f(*arrays, **static)
+
+
+def _holds_tracer(x: Any, seen: set[int]) -> bool:
+    """Whether x is a tracer, or a function, a container or a dataclass that holds one."""
+    if isinstance(x, jax.core.Tracer):
+        return True
+    if id(x) in seen or isinstance(x, type | ModuleType):
+        return False
+    seen.add(id(x))
+    inner: list[Any] = [x.func, x.args, x.keywords] if isinstance(x, partial) else []
+    inner += x.values() if isinstance(x, dict) else x if isinstance(x, list | tuple) else []
+    if callable(x) or dataclasses.is_dataclass(x):
+        inner += [getattr(x, name, None) for name in ("__defaults__", "__kwdefaults__", "__self__", "__dict__")]
+        inner += [cell.cell_contents for cell in getattr(x, "__closure__", None) or () if cell != CellType()]
+    return any(_holds_tracer(y, seen) for y in inner)
 
 
 def log_steps(steps: int, *, per_decade: int = 8) -> tuple[int, ...]:
