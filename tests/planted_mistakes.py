@@ -392,7 +392,7 @@ plant("the sum over devices left out", "jattn/engine/batching/partition.py",
 # Kernels.
 
 CHOSEN = "jattn/masks/_chosen.py"
-KERNEL, PASSES, TPU = (f"jattn/engine/kernels/{name}.py" for name in ("layout", "passes", "tpu"))
+GRID, KERNEL, PASSES, TPU = (f"jattn/engine/kernels/{x}.py" for x in ("grid", "layout", "passes", "tpu"))
 AS_DEFINED = "kernels.py::test_the_kernels_are_the_definition_and_its_derivatives"
 IN_GROUPS = "kernels.py::test_heads_that_share_their_keys_and_rows_of_their_own_lengths"
 plant("in a kernel, the same tile fetched at every step", TPU, "return fetch_ref[grid.place(states.own, h, a, b)]",
@@ -403,9 +403,9 @@ plant("in a kernel, what is masked taken for full", TPU, "pl.when((state == FULL
       "pl.when((state > 0) & ~nonfinite)", f"{AS_DEFINED}[causal]")
 plant("in a kernel, a tile with a NaN taken for one without", KERNEL, "return found > 0", "return found > 3",
       "kernels.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
-plant("in a kernel, the operands of another head", KERNEL, "index = index * self.sizes[level] + at[level]",
+plant("in a kernel, the operands of another head", GRID, "index = index * self.sizes[level] + at[level]",
       "index = at[level]", IN_GROUPS)
-plant("in a kernel, dk and dv of one head of a group alone", KERNEL, "self.count(self.shared) * self.inner",
+plant("in a kernel, dk and dv of one head of a group alone", GRID, "self.count(self.shared) * self.inner",
       "self.inner", IN_GROUPS)
 plant("in a kernel, the cotangent of a row that is NaN", PASSES, "searched=call.raw.mask is not None", "searched=False",
       f"{DOCUMENT}[gradient in kernels]")

@@ -56,7 +56,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     ],
     "engine.batching": [["partition"], ["primitive"], ["vmap"], ["derivatives"]],
     "engine.kernels": [
-        ["distances", "threefry"],
+        ["distances", "grid", "threefry"],
         ["score"],
         ["layout"],
         ["cudnn", "gpu", "passes", "tpu"],

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import assert_close, normal, qkv
+from jax.experimental import checkify
 
 import jattn
 from jattn import masks, scores
@@ -526,3 +527,19 @@ def test_warnings_are_errors():
     """Without it several of these tests could not fail."""
     with pytest.raises(UserWarning):
         warnings.warn("seen", UserWarning, stacklevel=1)
+
+
+@pytest.mark.structure
+def test_checkify_goes_around_a_call_and_not_inside_a_score():
+    q = jnp.asarray(normal(6, 4), jnp.float32)
+
+    def checked(x, t, s):
+        checkify.check(x < 1e9, "too large")
+        return x
+
+    error, out = checkify.checkify(jattn.attention, errors=checkify.float_checks)(q, q, q)
+    assert error.get() is None
+    np.testing.assert_array_equal(out, jattn.attention(q, q, q))
+    assert "nan" in checkify.checkify(jattn.attention, errors=checkify.float_checks)(q * jnp.nan, q, q)[0].get()
+    with pytest.raises(ValueError, match="not functionalized"):
+        checkify.checkify(lambda q: jattn.attention(q, q, q, score=checked))(q)

@@ -1,6 +1,7 @@
 """Kernels: the passes of the engine as single programs of an accelerator, from the same functions of a tile.
 
-layout     the operands of all heads, in blocks by their roles, and the grid of a kernel
+grid       the grid of a kernel: heads, tiles of one side, tiles of the other
+layout     the operands of all heads, in blocks by their roles, and what a kernel is made of
 threefry   the draws of dropout, of each pair by itself
 score      score modifiers, with what they look up as operands
 distances  what a score modifier looks up by distance, over the diagonals of a tile

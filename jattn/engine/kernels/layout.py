@@ -1,12 +1,11 @@
-"""The operands of all heads in blocks by their roles, and the grid of a kernel.
+"""The operands of all heads in blocks by their roles, and what a kernel is made of.
 
 A tile of a kernel is transposed: keys down and queries across. What belongs to a query is a row [1, q], to a key a
-column [k, 1], to neither a scalar. All levels of a batch are one axis of the grid; an operand that lacks some of them,
-such as the keys of grouped heads, is found by its index and never repeated.
+column [k, 1], to neither a scalar. An operand that lacks some levels of a batch, such as the keys of grouped heads, is
+found by its index and never repeated.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from itertools import starmap
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from jattn._numerics import nonfinite_rows
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
 from jattn.engine.kernels.distances import distances, in_order, over_diagonals
+from jattn.engine.kernels.grid import Grid
 from jattn.engine.kernels.score import SeparatedScore, has_values
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
@@ -35,69 +35,6 @@ class Leaf:
     own: tuple[int, ...]
     role: str
     boolean: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """The grid of a kernel: the heads that it keeps apart, the tiles of one side, then those of the other side.
-
-    With `keys_outer` each key tile visits its query tiles, of all heads that share it; else each query tile of a head
-    its key tiles. Tiles that the mask calls EMPTY are passed over, and nothing is fetched for them.
-    """
-
-    plan: Plan
-    sizes: tuple[int, ...]
-    kept: tuple[int, ...]
-    keys_outer: bool
-
-    @property
-    def shared(self) -> tuple[int, ...]:
-        """The levels that one outer tile visits all of."""
-        return tuple(level for level in range(len(self.sizes)) if level not in self.kept)
-
-    @property
-    def outer(self) -> int:
-        return self.plan.k_tiles if self.keys_outer else self.plan.q_tiles
-
-    @property
-    def inner(self) -> int:
-        return self.plan.q_tiles if self.keys_outer else self.plan.k_tiles
-
-    def count(self, levels: Sequence[int]) -> int:
-        return math.prod(self.sizes[level] for level in levels)
-
-    @property
-    def steps(self) -> tuple[int, int, int]:
-        """How many it has along each of its axes."""
-        return self.count(self.kept), self.outer, self.count(self.shared) * self.inner
-
-    def indices(self, h: Any, b: Any) -> dict[int, Any]:
-        """The index of each level at a step of the grid."""
-        r = jax.lax.div(b, jnp.int32(self.inner)) if self.shared else None
-        return self._digits(h, self.kept) | self._digits(r, self.shared)
-
-    def _digits(self, n: Any, levels: Sequence[int]) -> dict[int, Any]:
-        found = {}
-        for place, level in enumerate(levels):
-            below = self.count(levels[place + 1 :])
-            digit = jax.lax.div(n, jnp.int32(below)) if below > 1 else n
-            found[level] = jax.lax.rem(digit, jnp.int32(self.sizes[level])) if place else digit
-        return found
-
-    def flat(self, own: Sequence[int], h: Any, b: Any) -> Any:
-        """The index along the leading axis of a leaf with the levels `own`."""
-        at = self.indices(h, b)
-        index: Any = jnp.int32(0)
-        for level in own:
-            index = index * self.sizes[level] + at[level]
-        return index
-
-    def inner_tile(self, b: Any) -> Any:
-        return jax.lax.rem(b, jnp.int32(self.inner)) if self.shared else b
-
-    def place(self, own: Sequence[int], h: Any, a: Any, b: Any) -> Any:
-        """Where the entry of a tile stands in a flat table of the heads `own`, outer tiles and inner tiles."""
-        return (self.flat(own, h, b) * self.outer + a) * self.inner + self.inner_tile(b)
 
 
 class Call:

@@ -19,7 +19,8 @@ from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
 from jattn.engine.kernels.distances import sums_of_diagonals
-from jattn.engine.kernels.layout import Call, Grid, Kernel, Leaf, Output, is_float
+from jattn.engine.kernels.grid import Grid
+from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, is_float
 from jattn.engine.kernels.score import SeparatedScore, has_values, kernel_score
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
