@@ -23,6 +23,10 @@ def ran(**given):
     return lambda: flow.run(**(names | given))
 
 
+def followed(times, **given):
+    return lambda: flow.integrate(lambda x: x**2, jnp.ones(()), ones(len(times)) * np.array(times, np.float32), **given)
+
+
 def another_run():
     """A folder that holds three steps, asked for four."""
     run = (lambda x: (x**2).sum(), jnp.ones(2), optax.sgd(0.1))
@@ -100,6 +104,11 @@ FLOW = [
     (another_run, ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other steps and at. Give it a folder of its own, or ask for the run that is there."),
     (without_orbax, ImportError, "run_in_parts: orbax must be there to keep a folder, got orbax not installed. Run: pip install 'jattn[train]'."),
     (lambda: flow.integrate(lambda x: x, jnp.ones(()), ones(2, 2)), ValueError, "integrate: times must have the axes [n], got times [2, 2]. Pass the times to look at, from 0 on."),
+    (followed([]), ValueError, "integrate: times must increase from 0 on, got times [0]. Pass the times to look at, sorted and without repeats."),
+    (followed([-0.5, 1.0]), ValueError, "integrate: times must increase from 0 on, got times [2]. Pass the times to look at, sorted and without repeats."),
+    (traced(lambda: jax.jit(followed([2.0, 1.0]))()), ValueError, "integrate: times must increase from 0 on, got times [2]. Pass the times to look at, sorted and without repeats."),
+    (followed([1.0], tolerance=-1e-5), ValueError, "integrate: tolerance must be above 0, got tolerance -1e-05. In float32 give at least 1e-5."),
+    (ran(data=ones(1)), TypeError, "run: data must be a tuple, got data of type ndarray. Give what the loss takes after the parameters, one alone as data=(x,)."),
     (lambda: flow.log_steps(10, per_decade=0), ValueError, "log_steps: per_decade must be at least 1, got per_decade 0. Pass a Python int of at least 1."),
     (lambda: flow.softmax_jacobian(ones(3, 2)), ValueError, "softmax_jacobian: x must have the axes [n], got x [3, 2]. Map over rows with jax.vmap."),
     (lambda: flow.pulls(ones(5), KEYS, KEYS, flow.cross_entropy(0)), ValueError, "pulls: q must have the axes [T, D], got q [5]. This function is one head without a batch: map it with jax.vmap, or call dot_product_attention."),
@@ -108,6 +117,8 @@ FLOW = [
     (lambda: flow.max_margin(ones(5), 0), ValueError, "max_margin: keys must have the axes [S, D], got keys [5]. One row a key; map over a batch with jax.vmap."),
     (lambda: crossed(17), ValueError, "cross_entropy: target must be from 0 to S - 1, got target 17 and S 17. Count from 0."),
     (traced(lambda: jax.jit(lambda: crossed(-1))()), ValueError, "cross_entropy: target must be from 0 to S - 1, got target -1 and S 17. Count from 0."),
+    (lambda: crossed(ones(1)), ValueError, "cross_entropy: target must be a distribution [S], got target [1] and scores [1, 17]. Give each key a weight, 0 where it is not wanted."),
+    (lambda: reached(ones(3)), ValueError, "squared_error: goal must broadcast to [T, Dv], got goal [3]. Give each axis its full length or 1: [T, Dv] is [1, 5] here."),
     (lambda: flow.max_margin(KEYS, 17), ValueError, "max_margin: target must be from 0 to S - 1, got target 17 and S 17. Count from 0."),
     (lambda: flow.max_margin(KEYS, jnp.int32(-1)), ValueError, "max_margin: target must be from 0 to S - 1, got target -1 and S 17. Count from 0."),
     (traced(lambda: diagnosed(2)), ValueError, "watch: target must be from 0 to S - 1, got target 2 and S 2. Count from 0."),
@@ -148,6 +159,10 @@ OBJECTIVE = flow.cross_entropy(0)
 
 def crossed(target):
     return flow.cross_entropy(target)(flow.attention_steps(ones(1, 5), KEYS, KEYS))
+
+
+def reached(goal):
+    return flow.squared_error(goal)(flow.attention_steps(ones(1, 5), KEYS, KEYS))
 
 
 def diagnosed(target=0):

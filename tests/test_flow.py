@@ -428,6 +428,16 @@ def test_the_end_of_a_run_can_be_differentiated(x64):
     assert jax.jvp(end, (0.1,), (1.0,))[1] == pytest.approx(float(slope), rel=1e-6)
 
 
+@pytest.mark.parametrize("at", [(6,), 4])
+def test_a_run_is_differentiated_in_reverse_wherever_at_says_every_so_many_steps_or_once(at, x64):
+    def end(rate, at=at):
+        return flow.run(quadratic, jnp.array([1.0, -2.0]), optax.sgd(rate), 6, data=(jnp.ones(2),), at=at).loss[-1]
+
+    assert jax.grad(end)(0.1) == pytest.approx(float(jax.jvp(end, (0.1,), (1.0,))[1]), rel=1e-12)
+    with pytest.raises(ValueError, match="Reverse-mode"):  # the control: looks that are spread at will are one loop
+        jax.grad(partial(end, at=(0, 1, 3, 6)))(0.1)
+
+
 def cliff(x):
     """Well until x passes 1, then NaN: with x_t = 0.3 t the step that finds it is number 4."""
     return jnp.where(x > 1, jnp.nan, -0.3 * x)
@@ -555,6 +565,20 @@ def test_two_keys_follow_the_exact_solution_to_the_tolerance(tolerance, x64):
     if tolerance == 1e-5:
         with pytest.raises(AssertionError):  # the control: it is no better than it has to be
             np.testing.assert_allclose(path.seen, exact, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.structure
+def test_a_flow_that_is_looked_at_from_its_start_on_has_a_gradient(x64):
+    """To time t, x = x_0 exp(−a t): where odeint divides by the length of a step that was not taken there is no NaN."""
+
+    def looked(times):
+        end = lambda x, a: flow.integrate(lambda x, a: a * x**2 / 2, x, times, data=(a,)).seen @ np.arange(1.0, 3.0)  # noqa: E731
+        return jax.grad(end, (0, 1))(jnp.float64(3), jnp.float64(0.5))
+
+    np.testing.assert_allclose(looked(jnp.array([0.0, 2.0])), [1 + 2 / np.e, -12 / np.e], rtol=1e-7)
+    np.testing.assert_allclose(
+        looked(jnp.array([1.0, 2.0])), [np.e**-0.5 + 2 / np.e, -3 * np.e**-0.5 - 12 / np.e], rtol=1e-7
+    )
 
 
 @pytest.mark.structure

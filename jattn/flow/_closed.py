@@ -102,7 +102,8 @@ def cross_entropy(target: ArrayLike) -> Objective:
       A function of Steps: the mean over the queries. It is right to rounding however small p_r is.
 
     Raises:
-      ValueError: `target` has more than one axis; or, when the loss is called, it is known and is no number of a key.
+      ValueError: `target` has more than one axis; or, when the loss is called, it is known and is no number of a key,
+      or has not one entry a key.
 
     Memory: T × S.
 
@@ -125,6 +126,10 @@ def cross_entropy(target: ArrayLike) -> Objective:
         if not goal.ndim:
             _errors.index("cross_entropy", "target", target, logs.shape[1], "S")
             return -jnp.mean(logs[:, goal])
+        if len(goal) != logs.shape[1]:
+            remedy = "Give each key a weight, 0 where it is not wanted."
+            got = {"target": goal, "scores": logs}
+            _errors.fail(ValueError, "cross_entropy", "target must be a distribution [S]", remedy, **got)
         pi = goal.astype(logs.dtype)
         return -jnp.mean(jnp.sum(jnp.where(pi[None] == 0, 0, pi[None] * logs), 1))
 
@@ -144,6 +149,7 @@ def squared_error(goal: ArrayLike) -> Objective:
 
     Raises:
       TypeError: `goal` is not an array of numbers.
+      ValueError: when the loss is called, `goal` does not broadcast to [T, Dv].
 
     Memory: T × Dv.
 
@@ -158,6 +164,7 @@ def squared_error(goal: ArrayLike) -> Objective:
     wanted = _errors.array("squared_error", "goal", goal)
 
     def loss(steps: Steps) -> jax.Array:
+        _errors.broadcastable("squared_error", "goal", wanted, steps.out.shape, "[T, Dv]")
         miss = steps.out - jnp.broadcast_to(wanted, steps.out.shape).astype(steps.out.dtype)
         return 0.5 * jnp.mean(jnp.sum(miss**2, 1))
 

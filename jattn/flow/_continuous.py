@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
 from jattn._jax import odeint
@@ -31,19 +32,20 @@ def integrate(
     Args:
       loss: loss(params, *data) -> scalar.
       params: where it starts, at t = 0: a pytree of floating-point arrays of one dtype.
-      times: [n], increasing, from 0 on; in units of learning rate × steps.
+      times: [n], one or more, increasing, from 0 on; in units of learning rate × steps.
       data: further arguments of the loss, traced.
       observe: picks what to keep from a `Now`, whose step is the number of the time; the parameters if None.
-      tolerance: the error allowed in each parameter, absolute and relative to its size. Each step is held to a tenth of
-        it; that the path as a whole keeps it is measured in the tests, not proven. In float32 at least 1e-5.
+      tolerance: above 0, the error allowed in each parameter, absolute and relative to its size. Each step is held to a
+        tenth of it; that the path as a whole keeps it is measured in the tests, not proven. In float32 at least 1e-5.
 
     Returns:
       Trajectory with `at` = times, no state and no sums. `broke` is the number of the first time by which a parameter
-      was no longer finite, −1 if none.
+      was no longer finite, −1 if none. Differentiable in reverse; by a time that is 0 the derivative is taken as 0.
 
     Raises:
       TypeError: a parameter is not floating point.
-      ValueError: `times` has not one axis; the loss is not a scalar.
+      ValueError: `times` has not one axis, or is known and does not increase from 0 on; `tolerance` is not above 0; the
+      loss is not a scalar.
 
     Memory: what `observe` picks, times n, and six copies of the parameters.
 
@@ -57,10 +59,20 @@ def integrate(
       368.0
     """
     params = check_loss("integrate", loss, params, data)
-    times = _errors.array("integrate", "times", times)
+    given, times = times, _errors.array("integrate", "times", times)
     _errors.floating("integrate", times=times)
     _errors.rank("integrate", 1, "[n]", "Pass the times to look at, from 0 on.", times=times)
+    if not len(times) or (_errors.known(*jax.tree.leaves(given)) and not _increase(np.asarray(given))):
+        remedy = "Pass the times to look at, sorted and without repeats."
+        _errors.fail(ValueError, "integrate", "times must increase from 0 on", remedy, times=times)
+    if not tolerance > 0:
+        remedy = "In float32 give at least 1e-5."
+        _errors.fail(ValueError, "integrate", "tolerance must be above 0", remedy, tolerance=f"{tolerance:g}")
     return _integrate(loss, observe, params, times, data, float(tolerance))
+
+
+def _increase(times: np.ndarray) -> bool:
+    return bool(times[0] >= 0 and (np.diff(times) > 0).all())
 
 
 @partial(jax.jit, static_argnames=("loss", "observe", "tolerance"))
@@ -70,9 +82,10 @@ def _integrate(
     def flow(params: Tree, tau: jax.Array, data: Data) -> Tree:
         return jax.tree.map(lambda g: -jnp.exp(tau).astype(g.dtype) * g, jax.grad(loss)(params, *data))
 
-    taus = jnp.concatenate([jnp.zeros(1, times.dtype), jnp.log1p(times)])
+    # odeint divides by the length of its last step, and at t = 0 there was none: it is asked for a later time there.
+    after = jnp.where(times == 0, 0.5 * jnp.min(jnp.where(times == 0, 1, times), initial=1), times)
+    taus = jnp.concatenate([jnp.zeros(1, times.dtype), jnp.log1p(after)])
     path = odeint(flow, params, taus, data, rtol=tolerance / 10, atol=tolerance / 10)
-    # odeint divides by the length of its last step, and at t = 0 there was none.
     path = jax.tree.map(
         lambda x, x0: jnp.where((times == 0).reshape(-1, *[1] * x0.ndim), x0[None], x[1:]), path, params
     )

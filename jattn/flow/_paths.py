@@ -161,7 +161,8 @@ def run(
       data: further arguments of the loss, traced: pass arrays here rather than closing over them.
       observe: picks what to keep from a `Now`: any pytree of arrays; the parameters if None.
       at: when to look: every so many steps and after the last, or at these steps (as `log_steps` makes them), each the
-        number of steps taken before. At 0 and after the last if None.
+        number of steps taken before. At 0 and after the last if None. Looks unevenly spaced have no gradient in
+        reverse; jax.jvp takes any.
       state: the optimiser's state to begin with; optimizer.init(params) if None.
       track: track(updates) -> pytree, summed over all steps and shown to `observe` as `sums`. With the function that
         reads a conserved quadratic off the parameters this is its exact drift under plain gradient descent.
@@ -172,7 +173,7 @@ def run(
       cuts it.
 
     Raises:
-      TypeError: a parameter is not floating point; `steps` or `at` are not whole numbers.
+      TypeError: a parameter is not floating point; `steps` or `at` are not whole numbers; `data` is no tuple.
       ValueError: `at` is not increasing within 0 to `steps`; the loss is not a scalar.
 
     Memory: what `observe` picks, times the number of looks.
@@ -197,16 +198,25 @@ def run(
 @partial(jax.jit, static_argnames=("rule", "at"))
 def _run(params: Params, data: Data, state: Tree, *, rule: RunRule, at: tuple[int, ...]) -> Trajectory[Params]:
     run_state = rule.steps(rule.begin(params, state, data), data, at[0])
-    first = rule.look(run_state, data)
+    parts = [jax.tree.map(lambda x: x[None], rule.look(run_state, data))]
     gaps = np.diff(np.asarray(at, np.int32))
-    even = int(gaps[0]) if len(gaps) and (gaps == gaps[0]).all() else None
+    alike = [list(same) for _, same in itertools.groupby(gaps)]
 
     def on(run_state: RunState, gap: Any) -> tuple[RunState, tuple[jax.Array, Tree]]:
-        run_state = rule.steps(run_state, data, gap if even is None else even)
+        run_state = rule.steps(run_state, data, gap)
         return run_state, rule.look(run_state, data)
 
-    run_state, rest = jax.lax.scan(on, run_state, gaps)
-    loss, seen = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
+    def on_by(gap: int) -> Callable[[RunState, None], tuple[RunState, tuple[jax.Array, Tree]]]:
+        return lambda run_state, _: on(run_state, gap)
+
+    if len(alike) <= 2:  # every so many steps, and after the last
+        for same in alike:
+            run_state, part = jax.lax.scan(on_by(int(same[0])), run_state, length=len(same))
+            parts.append(part)
+    else:
+        run_state, part = jax.lax.scan(on, run_state, gaps)
+        parts.append(part)
+    loss, seen = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     return Trajectory(
         jnp.asarray(at, jnp.int32), loss, seen, run_state.params, run_state.state, run_state.sums, run_state.broke
     )
@@ -281,7 +291,11 @@ def validate(
 
 
 def check_loss(caller: str, loss: Loss, params: Tree, data: Data) -> Tree:
-    """The parameters as arrays, once they and the loss are seen to be real."""
+    """The parameters as arrays, once they, the data and the loss are seen to be real."""
+    if not isinstance(data, tuple | list):  # rows of an array would be taken for arguments
+        got = {"data": f"of type {type(data).__name__}"}
+        remedy = "Give what the loss takes after the parameters, one alone as data=(x,)."
+        _errors.fail(TypeError, caller, "data must be a tuple", remedy, **got)
     params = jax.tree.map(lambda x: _errors.array(caller, "params", x), params)
     for x in jax.tree.leaves(params):
         _errors.floating(caller, params=x)
