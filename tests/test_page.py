@@ -28,7 +28,7 @@ from _browser import (
 )
 
 import jattn
-from jattn import page
+from jattn import flow, page
 
 LABELS = ["river", "money", "the", "flows"]
 F, S, D, TARGET = 200, 4, 2, 0
@@ -126,7 +126,8 @@ def test_the_steps_the_pulls_and_the_heads_are_those_of_the_arrays(visit, folder
     view.get_by_role("button", name="1 scores").click()
     assert len(steps.locator("tbody tr").first.locator("td").all()) == 1, "one step at a time"
     p, a, k = np.array(head["weights"][t]), np.array(head["gains"][t]), np.array(head["keys"])
-    pulls = (p * (a - p @ a))[:, None] * k / np.sqrt(3)
+    ahead = a - a[p.argmax()]  # the weights are float32, and sum to 1 to its rounding alone
+    pulls = (p * (ahead - p @ ahead))[:, None] * k / np.sqrt(3)
     reasons = view.locator("table[data-pulls]").nth(1)
     np.testing.assert_allclose(json.loads(reasons.get_attribute("data-pulls")), pulls, atol=1e-12)
     np.testing.assert_allclose(json.loads(reasons.get_attribute("data-total")), pulls.sum(0), atol=1e-12)
@@ -142,6 +143,59 @@ def test_the_steps_the_pulls_and_the_heads_are_those_of_the_arrays(visit, folder
     view.select_option("#arcs-of", "3")
     assert arcs.locator("svg path").count() == (heads[1, 2, 3] >= 0.02).sum()
     assert view.seen == []
+
+
+def test_a_saturated_row_keeps_its_tail_on_the_page(visit, folder, x64):
+    """1 − p_r is the sum of the other weights, in a run with either loss and in a row of a head."""
+    q, k = np.array([60.0, 30.0]), np.array([[1.0, 0.2], [0.1, -0.3], [-0.2, 0.3]])
+    names, goal = ["river", "money", "the"], np.array([0.5, -0.2])
+    weights = np.asarray(jattn.softmax(jnp.asarray(k @ q / np.sqrt(2))))
+    run = {"q": q[None], "k": k, "weights": weights[None]}
+    gains = np.array([[1 / weights[0], 0, 0]])
+    row = page.weights(weights[None], ["q"], names, keys=k, gains=gains)
+    page.write(folder / "tail.html", "Tail", page.run(run, names, target=0), row)
+    page.write(folder / "output.html", "Tail", page.run(run, names, target=0, values=k, goal=goal))
+    for name, objective in (("tail", flow.cross_entropy(0)), ("output", flow.squared_error(goal))):
+        view = visit(f"{name}.html")
+        want = np.asarray(flow.pulls(q[None], k, k, objective).on_q[0])
+        assert 0 < np.abs(want).max() < 1e-16
+        for table in range(view.locator("table[data-pulls]").count()):
+            found = json.loads(view.locator("table[data-pulls]").nth(table).get_attribute("data-pulls"))
+            np.testing.assert_allclose(found, want, rtol=1e-9)
+    view = visit("tail.html")
+    assert float(view.locator("#arrow").get_attribute("data-loss")) == pytest.approx(weights[1:].sum(), rel=1e-9)
+
+
+@only_chromium
+def test_at_1200_pixels_the_weights_of_twelve_keys_and_the_names_of_lines_are_whole(visit, folder):
+    names = ["Donaudampfschiff", "👩🏽👩🏽👩🏽👩🏽👩🏽👩🏽", *(f"token {i}" for i in range(10))]
+    k = np.random.default_rng(5).normal(size=(12, 3))
+    head = page.weights(softmax(k @ k.T), names, names, keys=k, gains=np.eye(12))
+    for n in (8, 12):
+        run = {"q": k[:1], "k": k[:n], "weights": softmax(k[:1] @ k[:n].T)}
+        page.write(folder / f"{n}.html", "Many", page.run(run, names[:n], target=0), head)
+        view = visit(f"{n}.html", viewport={"width": 1200, "height": 800})
+        cut = "[...document.querySelectorAll('.map')].map(x => x.parentNode.scrollWidth - x.parentNode.clientWidth)"
+        assert view.evaluate(cut) == [0, 0]
+        assert view.locator(".map tbody td").first.text_content().startswith(".")
+        view.set_viewport_size({"width": 1200, "height": 700})
+        beyond = "[...document.querySelectorAll('.chart text')].map(x => x.getBoundingClientRect().right - x.ownerSVGElement.getBoundingClientRect().right)"
+        assert max(view.evaluate(beyond)) <= 0
+        assert "\ufffd" not in view.evaluate("document.body.innerText.toWellFormed()")
+    view.evaluate("document.querySelector('.map td').style.minWidth = '40rem'")
+    assert view.evaluate(cut)[0] > 0, "the control"
+
+
+@only_chromium
+def test_a_gradient_of_0_is_said_to_be_0(visit, folder):
+    """With one key nothing pulls: no length is so many times as long as another."""
+    page.write(
+        folder / "one.html",
+        "One",
+        page.run({"q": np.ones((2, 2)), "k": np.ones((1, 2)), "weights": np.ones((2, 1))}, ["bank"], target=0),
+    )
+    said = visit("one.html").locator(".note", has_text="The arrow at q")
+    assert said.text_content() == "The arrow at q is −dL/dq, which is 0 all along the path."
 
 
 def at_frame(view, k):

@@ -18,6 +18,7 @@ function fill(node, more, inside) {
 // Tokens may run from right to left: each is isolated, so that it cannot turn around what stands beside it.
 const token = (name) => el("bdi", { text: name === "" ? "∅" : name, title: [...name].length > 9 ? name : null });
 const isolated = (name) => "\u2068" + name + "\u2069";
+const shortened = (name, most) => { const letters = [...name]; return isolated(letters.length > most ? letters.slice(0, most - 1).join("") + "…" : name); };
 
 // Numbers. NaN came as null, ±∞ as text.
 const number = (x) => (x === null ? NaN : Number(x));
@@ -55,16 +56,22 @@ function meet(run, q, k) {
     const out = run.goal.map((_, d) => p.reduce((o, w, j) => o + w * run.values[j][d], 0));
     const miss = add(out, run.goal, -1);
     const a = run.values.map((v) => -dot(v, miss));
-    const mean = dot(p, a);
-    gains = a.map((x) => x - mean);
+    gains = ahead(p, a);
     shares = p.map((w, j) => w * gains[j]);
     loss = dot(miss, miss) / 2;
   } else {
-    shares = p.map((w, j) => (j === run.target ? 1 : 0) - w);
-    gains = p.map((w, j) => (j === run.target ? 1 / w : 0) - 1);
-    loss = Math.log(sum) + top - logits[run.target];
+    const others = (x, i) => x.reduce((total, w, j) => total + (j === i ? 0 : w), 0); // 1 − p_i, where nothing cancels
+    shares = p.map((w, j) => (j === run.target ? others(p, j) : -w));
+    gains = p.map((w, j) => (j === run.target ? others(p, j) / w : -1));
+    loss = Math.log1p(others(exps, logits.indexOf(top))) + top - logits[run.target];
   }
   return { p, gains, loss, ...along(run.scale, shares, k) };
+}
+
+// a − ā, measured from the key with most weight, whose share would cancel the tail of a saturated row.
+function ahead(p, a) {
+  const top = p.indexOf(Math.max(...p)), off = a.map((x) => x - a[top]), mean = dot(p, off);
+  return off.map((x) => x - mean);
 }
 
 function along(scale, shares, k) {

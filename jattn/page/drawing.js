@@ -51,7 +51,7 @@ function marks(drawing, labels, places, W) {
     const up = [-11, 21, -26, 36, -41, 51].find((dy) => taken.every(([cx, cy, w]) => Math.abs(at - cx) > half + w || Math.abs(y + dy - cy) > 13));
     if (up === undefined) return; // no room: the shape and the table still tell which it is
     taken.push([at, y + up, half]);
-    const text = svg("text", { class: "rim", x: at, y: y + up, "text-anchor": "middle", text: isolated(name.length > 16 ? name.slice(0, 15) + "…" : name) });
+    const text = svg("text", { class: "rim", x: at, y: y + up, "text-anchor": "middle", text: shortened(name, 16) });
     text.style.fill = hue(j);
     drawing.append(text);
   });
@@ -118,9 +118,10 @@ function chart(host, { title, lines, steps, low, high, dots = false, choose }) {
         line.y.forEach((v, f) => f % every || !Number.isFinite(v) || drawing.append(svg("circle", { cx: x(f), cy: y(v), r: 3.2, fill: "none", stroke: ink, "stroke-width": 1.5 })));
       } else drawing.append(svg("path", { d: path, fill: "none", stroke: ink, "stroke-width": 1.8, "stroke-linejoin": "round", ...(hollow(i) && { "stroke-dasharray": "6 3" }) }));
       if (named) {
-        const name = svg("text", { class: "soft", x: W - right + 7, y: ends[i] + 4, text: isolated(line.name.length > 11 ? line.name.slice(0, 10) + "…" : line.name) });
+        const name = svg("text", { class: "soft", x: W - right + 7, y: ends[i] + 4, text: shortened(line.name, 11) });
         name.style.fill = ink;
         drawing.append(name);
+        for (let most = 10; most > 1 && name.getComputedTextLength() > right - 7; most--) name.textContent = shortened(line.name, most);
       }
       spots.push({ line, y, ink, open: hollow(i) });
     }

@@ -1,8 +1,14 @@
 // The panels: one head, its steps, all heads, a run.
 
-// One head as a table in colours. A query is chosen with a click or Enter on its token.
-function heatmap(host, { weights, rows, columns, chosen, choose, caption }) {
-  const dense = columns.length > 12, n = dense ? 2 : 3;
+// One head as a table in colours, dense where it would be cut. A query is chosen with a click or Enter on its token.
+function heatmap(host, options) {
+  for (const dense of options.columns.length > 12 ? [true] : [false, true]) {
+    const held = drawHeatmap(host, options, dense);
+    if (held.scrollWidth <= held.clientWidth) return;
+  }
+}
+function drawHeatmap(host, { weights, rows, columns, chosen, choose, caption }, dense) {
+  const n = dense ? 2 : 3;
   const head = el("tr", {}, el("td"), ...columns.map((name) => el("th", { scope: "col" }, token(name))), el("th", { scope: "col", class: "number", text: "entropy" }));
   const body = weights.map((row, t) => {
     const name = choose ? el("button", { type: "button", class: "token", "data-row": t, "aria-pressed": String(t === chosen), onclick: () => choose(t) }, token(rows[t])) : token(rows[t]);
@@ -14,7 +20,9 @@ function heatmap(host, { weights, rows, columns, chosen, choose, caption }) {
     return el("tr", {}, el("th", { scope: "row" }, name), ...cells, el("td", { class: "entropy", text: digits(entropy(row), 2) }));
   });
   const made = el("table", { class: dense ? "map dense" : "map" }, el("thead", {}, head), el("tbody", {}, ...body));
-  host.replaceChildren(scrolling("Weights, a row for each query", made), ...(caption ? [el("p", { class: "note", text: caption })] : []), legend(VIRIDIS, "0", "1"));
+  const held = scrolling("Weights, a row for each query", made);
+  host.replaceChildren(held, ...(caption ? [el("p", { class: "note", text: caption })] : []), legend(VIRIDIS, "0", "1"));
+  return held;
 }
 
 function attentionPanels(part) {
@@ -41,21 +49,25 @@ function attentionPanels(part) {
     const cells = (s) => {
       const w = el("td", { text: fixed(of.weights[row][s]) });
       paint(w, of.weights[row][s]);
-      return [digits(of.scores[row][s]), digits(scaled[s]), digits(exps[s], 4), w, el("span", { class: "wide", text: vector(of.values[s].map((x) => x * of.weights[row][s]), 2) })].slice(0, step + 1);
+      return [digits(of.scores[row][s]), digits(scaled[s]), digits(exps[s], 4), w, el("td", { class: "wide", text: vector(of.values[s].map((x) => x * of.weights[row][s]), 2) })].slice(0, step + 1);
     };
     const lines = part.columns.map((name, s) => [token(name), ...cells(s)]);
     const made = table(["key", ...STEPS.slice(0, step + 1).map(([name]) => name)], [], {});
     for (const [name, ...line] of lines) made.tBodies[0].append(el("tr", {}, el("th", { scope: "row" }, name), ...line.map((x) => (x instanceof Node ? (x.matches("td") ? x : el("td", {}, x)) : el("td", { text: x })))));
     const total = ["", "", `sum ${digits(sum, 4)}`, `sum ${digits(of.weights[row].reduce((a, b) => a + b, 0))}`, vector(of.out[row], 2)].slice(0, step + 1);
-    made.append(el("tfoot", {}, el("tr", {}, el("th", { scope: "row", text: step === 4 ? "out" : "" }), ...total.map((x) => el("td", { text: x })))));
+    made.append(el("tfoot", {}, el("tr", {}, el("th", { scope: "row", text: step === 4 ? "out" : "" }), ...total.map((x, i) => el("td", { text: x, class: i === 4 ? "wide" : null })))));
     steps.body.replaceChildren(said, stages, scrolling("The steps of one row", made), el("div", { class: "row" }, more));
     if (focus !== null) steps.body.querySelector(`[data-step="${focus}"]`)?.focus();
   }
   function explain() {
-    const p = of.weights[row], mean = dot(p, of.gains[row]), gains = of.gains[row].map((a) => a - mean);
+    const p = of.weights[row], gains = ahead(p, of.gains[row]);
     why(reasons.body, { labels: part.columns, p, gains, ...along(part.scale, p.map((w, j) => w * gains[j]), of.keys), scale: part.scale, chosen, choose: (j) => { chosen = j; explain(); }, query: "q of " + isolated(part.rows[row]) });
   }
-  heatmap(map.body, { weights: of.weights, rows: part.rows, columns: part.columns, chosen: row, choose: whole || causes ? pick : null, caption: whole || causes ? "Choose a query to see its row step by step." : "" });
+  map.after = map.resize = () => {
+    const focus = map.body.contains(document.activeElement) ? document.activeElement.dataset.row : undefined;
+    heatmap(map.body, { weights: of.weights, rows: part.rows, columns: part.columns, chosen: row, choose: whole || causes ? pick : null, caption: whole || causes ? "Choose a query to see its row step by step." : "" });
+    if (focus !== undefined) map.body.querySelector(`[data-row="${focus}"]`)?.focus();
+  };
   if (of.weights.length) pick(0);
   const views = { weights: map.node, ...(steps && { steps: steps.node }), ...(reasons && { pulls: reasons.node }) };
   return { made: [map, steps, reasons].filter(Boolean), show: (to) => { pick(to.row, to.key); return views; } };
@@ -104,7 +116,7 @@ function headsPanels(part) {
     drawing.setAttribute("viewBox", `0 0 ${W} ${H2}`);
     drawing.setAttribute("height", H2);
     drawing.setAttribute("aria-label", `Arcs from queries, on the left, to keys, on the right; the strongest is ${strongest(weights)}`);
-    const y = (i) => i * line + line / 2 + 4, short = (name) => isolated(name.length > 14 ? name.slice(0, 13) + "…" : name);
+    const y = (i) => i * line + line / 2 + 4, short = (name) => shortened(name, 14);
     const pairs = weights.flatMap((row, t) => row.map((w, s) => ({ t, s, w }))).filter(({ t, s, w }) => w >= 0.02 && (only === null || t === only) && (to === null || s === to)).sort((a, b) => a.w - b.w);
     drawing.replaceChildren(
       ...pairs.slice(-600).map(({ t, s, w }) => svg("path", { d: `M${side} ${y(t)}C${W / 2} ${y(t)} ${W / 2} ${y(s)} ${W - side} ${y(s)}`, fill: "none", stroke: hue(t), "stroke-width": (0.4 + 6 * w).toFixed(2), "stroke-opacity": (0.18 + 0.72 * w).toFixed(2) })),
@@ -178,7 +190,7 @@ function runPanels(state, { go, settle }) {
     refresh(state.run, state.frame);
     return { ...views, plane: place.node, weights, pulls, training: time.node, conserved: kept.node };
   }
-  return { parts: [place, row, time, kept], show, look, resize: (log, f) => { map.resize(); for (const c of charts) { c.draw(log); c.move(f); } }, settle: () => refresh(state.run, state.frame) };
+  return { parts: [place, row, time, kept], show, look, resize: (log, f) => { map.resize(); refresh(state.run, f); for (const c of charts) { c.draw(log); c.move(f); } }, settle: () => refresh(state.run, state.frame) };
 }
 
 PANELS.weights = attentionPanels;

@@ -225,7 +225,8 @@ function plane(host, { changed }) {
       return to;
     }, start);
     arrow(drawing, start, tip(start, flat(now.total)), "var(--ink)", 3.4);
-    scale.textContent = `The arrow at ${run.query} is −dL/d${run.query}, drawn ${tick(Number((times / unit).toPrecision(2)))} times as long; thin ones are the pulls that sum to it.${projected()}`;
+    const drawn = reach > 1e-300 ? `, drawn ${tick(Number((times / unit).toPrecision(2)))} times as long; thin ones are the pulls that sum to it.` : ", which is 0 all along the path.";
+    scale.textContent = `The arrow at ${run.query} is −dL/d${run.query}${drawn}${projected()}`;
   }
 
   function handle([x, y], held) {
