@@ -74,15 +74,18 @@ def compute(args: argparse.Namespace) -> dict:
     for name, given in (("rate", args.rate), ("small-rate", args.small_rate), ("threshold", args.threshold)):
         if not 0 < given < math.inf:
             raise BadInput(f"--{name} {given:g}: must be a number above 0. Leave it out for the default.")
+    if args.small_rate >= args.rate:
+        raise BadInput(f"--small-rate {args.small_rate:g}: must be below --rate {args.rate:g}. Give a smaller one.")
     _cli.check_folder(args.out)
     seeds, rates = range(args.seed, args.seed + args.seeds), {"large": args.rate, "small": args.small_rate}
     with jax.enable_x64(False):
         thresholds = [UNCLIPPED, args.threshold, UNIFORM]
         seen = {name: train_seeds(seeds, thresholds, rate, args.epochs) for name, rate in rates.items()}
         bytes_taken = temporaries()
+    for flag, name in (("--rate", "large"), ("--small-rate", "small")):
+        if not all(np.isfinite(x).all() for x in seen[name]):
+            raise BadInput(f"{flag} {rates[name]:g}: the training left what float32 can hold. Give a smaller rate.")
     large = seen["large"]
-    if not all(np.isfinite(x).all() for x in large):
-        raise BadInput(f"--rate {args.rate:g}: the training left what float32 can hold. Give a smaller rate.")
     steps = large.loss.shape[-1]
     over = {name: (s.max_logit > args.threshold).any((-1, -2)) for name, s in seen.items()}  # [runs, seeds, steps]
     differ = large.loss[0] != large.loss[1]

@@ -156,6 +156,7 @@ REFUSED = [
     (["--rate", "0"], "--rate 0: must be a number above 0. Leave it out for the default."),
     (["--small-rate", "nan"], "--small-rate nan: must be a number above 0. Leave it out for the default."),
     (["--threshold", "inf"], "--threshold inf: must be a number above 0. Leave it out for the default."),
+    (["--small-rate", "0.05"], "--small-rate 0.05: must be below --rate 0.05. Give a smaller one."),
     (["--out", __file__], f"--out {__file__}: is a file, or lies below one. Name a folder."),
 ]
 
@@ -163,3 +164,18 @@ REFUSED = [
 @pytest.mark.parametrize(("argv", "says"), REFUSED, ids=[" ".join(argv)[:15] for argv, _ in REFUSED])
 def test_bad_input_is_one_line_and_status_2(argv, says, monkeypatch, capsys):
     assert refusal(demo, argv, monkeypatch, capsys) == f"qk_clip.py: {says}\n"
+
+
+@pytest.mark.parametrize("flag", ["--rate", "--small-rate"])
+def test_a_training_that_leaves_float32_is_refused_at_either_rate(flag, monkeypatch, capsys):
+    rates = {"--rate": "3e38", "--small-rate": "2e38"}
+
+    def train_seeds(seeds, thresholds, rate, epochs):
+        left = np.float32(np.nan if f"{rate:g}" == f"{float(rates[flag]):g}" else 1)
+        return training.Seen(np.full((3, 1, 4), left), *np.ones((2, 3, 1, 4, 2, 2), np.float32))
+
+    monkeypatch.setattr(demo, "train_seeds", train_seeds)
+    monkeypatch.setattr(demo, "temporaries", dict)
+    said = refusal(demo, [x for pair in rates.items() for x in pair], monkeypatch, capsys)
+    number = rates[flag].replace("e", "e+")
+    assert said == f"qk_clip.py: {flag} {number}: the training left what float32 can hold. Give a smaller rate.\n"
