@@ -44,6 +44,7 @@ def every_mask() -> dict[str, masks.Mask]:
         "dilated(4)": masks.dilated(4),
         "dilated(4) & window(63, 0)": masks.dilated(4) & masks.window(63, 0),
         "blocks(table, 16)": masks.blocks(table, 16),
+        "chosen_blocks(indices, 16)": masks.chosen_blocks([[0, i // 2, i] for i in range(N // 16)], 16),
         "dense(array)": masks.dense(np.kron(table, np.ones((16, 16), bool))),
         "where(|t - s| is a square)": masks.where(is_square),
         "where(t * s < 2000)": masks.where(lambda t, s: t * s < 2000),

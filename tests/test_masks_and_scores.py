@@ -1,12 +1,16 @@
 """The sheet of masks and scores: its counts against the dense picture, its page, and how it refuses."""
 
 import importlib
+import inspect
 import json
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from jattn import masks
 
 pytestmark = pytest.mark.structure
 
@@ -29,6 +33,12 @@ def test_each_mask_visits_the_tiles_that_hold_a_pair(results):
         assert m["whole"] == (told == 2).sum()
         assert m["hold"] >= m["pairs"] * 64
     assert {m["mask"] for m in results["masks"]} == set(sheet.every_mask())
+
+
+def test_each_mask_of_jattn_is_on_the_sheet():
+    makes = {name for name in masks.__all__ if inspect.isfunction(getattr(masks, name))} - {"picture", "to_dense"}
+    shown = set(re.findall(r"(\w+)\(", " ".join(sheet.every_mask())))
+    assert makes - {"block_state"} <= shown
 
 
 def test_the_scores_are_their_formulas(results):
