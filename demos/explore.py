@@ -13,10 +13,10 @@ the loss and the optimiser that you choose; with --moves "q and K" the keys lear
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import _cli
+import _saved
 import _sentence
 import jax
 import numpy as np
@@ -26,9 +26,10 @@ from rich.console import Console
 
 import jattn
 from jattn import console as terminal
-from jattn import flow, page
+from jattn import page
 
 D, LAYERS, HEADS = 8, 2, 4
+LEARNS = ("query", "target", "loss", "optimiser", "moves", "learning_rate", "steps", "seed")
 DEFAULT = "the river bank floods every spring"
 ENDS = ".,;:!?…\"'“”„‘’«»()"  # not part of the word at whose ends they stand
 
@@ -63,11 +64,17 @@ def compute(args: argparse.Namespace) -> dict:
     given = [f"--{name}" for name in ("sentence", "word", "file", "trajectory") if getattr(args, name) is not None]
     if len(given) > 1:
         raise _cli.BadInput(f"{' and '.join(given)}: the page is of one of them. Leave out all but one.")
-    parts, told = _saved(args.trajectory) if args.trajectory else _learned(args)
+    if args.trajectory and (unread := [f"--{x.replace('_', '-')}" for x in LEARNS if _given(args, x)]):
+        raise _cli.BadInput(f"--trajectory and {' and '.join(unread)}: what is saved has been learned. Leave one out.")
+    parts, told = _saved.read(args.trajectory) if args.trajectory else _learned(args)
     title = f"The attention of {told['query']}" if told["query"] != "q" else "A trajectory"
     note = told["note"] + told.get("beside", "")
     file = _cli.save(args.out, lambda: page.write(args.out, title, *parts, note=note), "file that can be written")
     return told | {"page": file, "bytes": file.stat().st_size}
+
+
+def _given(args: argparse.Namespace, name: str) -> bool:
+    return bool(getattr(args, name) != arguments().get_default(name))
 
 
 def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
@@ -111,22 +118,6 @@ def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
     return parts, {"query": names[query], "target": names[target], "words": names, "weights": weights,
                    "strongest": strongest, "beside": beside, "moves": args.moves,
                    "series": series, "pull": pull, "margin": r["widest_margin"], "note": note}  # fmt: skip
-
-
-def _saved(file: Path) -> tuple[list[page.Part], dict]:
-    try:
-        if file.suffix == ".npy":
-            held = flow.Recorder(file).run()
-        else:
-            held = dict(np.load(file)) if file.suffix == ".npz" else json.loads(file.read_text(encoding="utf-8"))
-        labels = [str(x) for x in held.pop("labels", range(np.shape(held["weights"])[1]))]
-        target = int(np.argmax(np.asarray(held["weights"])[-1]))
-        parts = [page.run(held, labels, target=target)]
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise _cli.BadInput(f"--trajectory {file}: {error}. It takes q, k and weights; see --help.") from error
-    flat = {name: x for name, x in held.items() if np.ndim(x) == 1 and name != "steps"}
-    note = f"{len(held['q'])} frames from {file.name}; the target is the key with most weight at the end."
-    return parts, {"query": "q", "target": labels[target], "words": labels, "series": flat, "note": note}
 
 
 def show(console: Console, r: dict) -> None:

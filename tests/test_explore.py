@@ -325,6 +325,8 @@ def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):
         (["--learning-rate", "nan"], "--learning-rate nan: must be a number above 0. Leave it out for 0.3."),
         (["--learning-rate", "1e300", "--steps", "5"], "rate of 1e+300: the descent left what float64 holds. Use a"),
         (["--trajectory", "none.npz"], "--trajectory none.npz: [Errno 2] No such file"),
+        (["--trajectory", "a.npz", "--query", "bank"], "--trajectory and --query: what is saved has been learned."),
+        (["--trajectory", "a.npz", "--moves", "q and K", "--seed", "3"], "--trajectory and --moves and --seed: what"),
         (["--out", "/dev/null/x.html", "--steps", "1"], "--out /dev/null/x.html: File exists. Name a file that can"),
     ],
 )  # fmt: skip
@@ -333,6 +335,16 @@ def test_refusals(argv, message):
         compute(explore, *argv)
     assert message in str(caught.value)
     assert "--steps" not in str(caught.value) or argv[0] == "--steps", "only what is at fault is named"
+
+
+@pytest.mark.parametrize("damaged", [lambda x: x[:40], lambda x: x[:-30], lambda x: x[:60] + b"?" * 90 + x[150:]])
+def test_a_file_of_which_a_part_is_there_is_refused(damaged, tmp_path):
+    file = tmp_path / "run.npz"
+    np.savez_compressed(file, q=Q[None], k=K, weights=np.ones((1, 3)) / 3)
+    compute(explore, "--trajectory", file, "--out", tmp_path / "page.html")
+    file.write_bytes(damaged(file.read_bytes()))
+    with pytest.raises(cli.BadInput, match="It takes q, k and weights"):
+        compute(explore, "--trajectory", file)
 
 
 def shown(r, monkeypatch, capsys):
