@@ -88,16 +88,21 @@ def not_shown(r: dict) -> list[str]:
     wide = int((share["most"] - share["least"]).argmax())
     river, money = (float(np.array(k["reader"]["story"]["mean"])[-1, s, [1, 4]].sum()) for s in (0, 1))
     uniform, reader = (float(np.mean(k[kind]["right"]["held"]["mean"])) for kind in ("uniform", "reader"))
+    looks = "is much the same; what it finds there differs" if abs(river - money) < 0.25 else "differs as well"
+    right, both = spread(k["reader"]["right"]["held"]), spread(k["reader"]["sense"], (2,))
+    unique, agree = "one reader cannot show it: take --readers 2 or more", "what others would say, one cannot show"
+    if r["readers"] > 1:
+        given = f"from {share['least'][wide]:.0%} to {share['most'][wide]:.0%}"
+        unique = f"readers that are right of {right} give the clues of {WORDS[wide]!r} {given} of their attention"
+        agree = "readers do not agree on what attention they give to either"
     return [
         f"That it is needed: a reader whose attention is held uniform is right of {uniform:.0%}, one that is free of "
         f"{reader:.0%}. The values carry the sense; attention makes the sum cleaner.",
         f"Which sense it is: bank gives {river:.0%} to river and water, and {money:.0%} to money and deposit. Where it "
-        "looks is much the same; what it finds there differs.",
-        f"Anything unique: equally right readers give the clues of {WORDS[wide]!r} from {share['least'][wide]:.0%} to "
-        f"{share['most'][wide]:.0%} of their attention.",
+        f"looks {looks}.",
+        f"Anything unique: {unique}.",
         f"Knowledge: of a clue never trained on it is right {spread(k['reader']['right']['new'])}, however much it "
         "attends to it.",
-        f"Certainty: with a clue of either sense it says river with {spread(k['reader']['sense'], (2,))}; readers do "
-        "not agree on what attention they give to either.",
+        f"Certainty: with a clue of either sense it says river with {both}; {agree}.",
         "Language: 4 words, 32 templates. What was cut off did matter (50%), and that is the test that counts.",
     ]

@@ -103,8 +103,8 @@ def show(console: Console, r: dict) -> None:
     console.print(f"With two electrons exchanged: the same to {r['swapped']:.0e}; only the sign of ψ changes.")
     console.print(f"With the potential ½ Σ r², the local energy: {_cli.vector(r['local'])}")
     console.print(
-        f"With the network's part of ψ set to 0 it is that of {n} electrons in a trap, {r['ground']:g} wherever they "
-        f"are: found to within {max(free):.0e} by every way."
+        f"With the network's part of ψ set to 0 it is that of {n} electrons of one spin in a trap, without their "
+        f"repulsion, {r['ground']:g} wherever they are: found to within {max(free):.0e} by every way."
     )
 
 

@@ -164,6 +164,24 @@ def test_the_page_fits_80_columns_and_says_what_was_measured(results):
     json.dumps(results, allow_nan=False)
 
 
+def test_what_takes_several_readers_is_not_said_of_one(results):
+    of = importlib.import_module("_text_page").not_shown
+    several, one = (" ".join(of(results | {"readers": n})) for n in (3, 1))
+    right = results["kinds"]["reader"]["right"]["held"]
+    assert f"Anything unique: readers that are right of {np.mean(right['mean']):.0%}" in several
+    assert "readers do not agree" in several
+    assert "one reader cannot show it: take --readers 2 or more." in one
+    assert "agree" not in one
+    story = dict(results["kinds"]["reader"]["story"])
+    story["mean"] = np.array(story["mean"])
+    sums = story["mean"][-1, :2, [1, 4]].sum(0)
+    same = "Where it looks is much the same; what it finds there differs."
+    assert (same in several) == (abs(sums[0] - sums[1]) < 0.25)
+    story["mean"][-1, 0, [1, 4]] = 0
+    apart = results["kinds"] | {"reader": results["kinds"]["reader"] | {"story": story}}
+    assert "Where it looks differs as well." in " ".join(of(results | {"kinds": apart}))
+
+
 def test_the_picture_shows_the_numbers(results):
     png, svg = map(Path, results["pictures"])
     assert svg.exists()
