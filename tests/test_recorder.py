@@ -250,6 +250,25 @@ def kept(at, limit, n):
     return held
 
 
+def test_numbers_of_python_and_of_numpy_come_back_from_a_jitted_loop_as_from_another(tmp_path):
+    """They are of 64 bits, which JAX alone would round where jax.enable_x64 does not hold."""
+    given = {"rate": 0.1, "batch": 2**40 + 1, "wave": np.array([1 + 1e-12, 2j]), "on": True, "x": np.arange(3.0) / 3}
+    recorders = [flow.Recorder(tmp_path / f"{name}.npy") for name in ("jitted", "python")]
+    jax.jit(lambda i: recorders[0](i, **given) or jnp.zeros(()))(0)
+    recorders[1](0, **given)
+    jitted, python = (recorder.run() for recorder in recorders)
+    for name, x in given.items():
+        np.testing.assert_array_equal(jitted[name], np.asarray(x)[None], strict=True)
+        np.testing.assert_array_equal(jitted[name], python[name], strict=True)
+
+
+def test_a_loop_of_python_counts_beyond_int32(tmp_path):
+    recorder = flow.Recorder(tmp_path / "run.npy", limit=4)
+    for step in (0, 1, 2**31, 2**40):
+        recorder(step, x=step)
+    assert recorder.run()["steps"].tolist() == [0, 2**31, 2**40]
+
+
 @pytest.mark.parametrize(("at", "limit"), [(1, 1000), (3, 5), (1, 8), (1, 2), (flow.log_steps(99), 100),
                                            (flow.log_steps(99), 6), ((3, 4, 50), 2)])  # fmt: skip
 def test_which_steps_are_kept_and_how_many_at_most(at, limit, tmp_path):

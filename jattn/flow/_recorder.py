@@ -143,8 +143,9 @@ class Recorder:
     def _spacing(self, index: Any) -> Any:
         """2ⁿ with the least n by which fewer than `limit` of the steps asked for so far are multiples of it."""
         xp: Any = jnp if isinstance(index, jax.Array) else np
+        dtype = np.int32 if xp is jnp else np.int64  # a loop in Python may count beyond int32
         bounds = [self._limit << n for n in range(31) if self._limit << n < 2**31]
-        return xp.int32(1) << xp.sum(index >= xp.asarray(bounds, xp.int32), dtype=xp.int32)
+        return xp.ones((), dtype) << xp.sum(index >= xp.asarray(bounds, dtype), dtype=dtype)
 
     def _wanted(self, step: Any) -> Any:
         index, asked = self._index(step)
@@ -244,6 +245,8 @@ def _constant(x: Any) -> Any:
 
 def _in_32_bits(x: Any) -> Any:
     """The bits of x: Python is called in a thread in which jax.enable_x64 may not hold, and would see x rounded."""
+    if isinstance(x, np.ndarray) and x.dtype.itemsize > 4:  # a constant, which JAX itself would round
+        return x.reshape(-1, 1).view(np.uint32)
     if x.dtype == np.complex128:
         x = jnp.stack([jnp.real(x), jnp.imag(x)], -1)
     return jax.lax.bitcast_convert_type(x, np.uint32) if x.dtype in (np.float64, np.int64, np.uint64) else x
