@@ -20,6 +20,7 @@ import matplotlib
 import matplotlib.style
 import numpy as np
 import pytest
+from _demos import refusal
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -786,3 +787,11 @@ def test_the_gallery_draws_every_example(tmp_path, monkeypatch):
     monkeypatch.setattr(figures.why, "__doc__", figures.why.__doc__.replace("'+0.300'", "'+0.301'"))
     with pytest.raises(RuntimeError, match=r"the example of figures\.why does not give what it says:[^$]*0\.301"):
         gallery.draw("why", tmp_path)
+
+
+def test_a_gallery_without_a_folder_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "demos")
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    out = tmp_path / "out"
+    said = refusal(importlib.import_module("gallery"), ["--out", str(out)], monkeypatch, capsys)
+    assert said == f"gallery.py: --out {out}: Permission denied. Name a folder that can be written to.\n"
