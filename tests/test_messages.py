@@ -35,6 +35,23 @@ B, N, K = 2, 4, 2
 QUERY, KEY, VALUE = ones(B, T, N, D), ones(B, S, K, D), ones(B, S, K, Dv)
 
 
+class Unknown(masks.Mask):
+    """A class that is no pytree."""
+
+    def pairs(self, q, k):
+        return q.positions >= k.positions
+
+
+class UnknownScore(scores.Score):
+    """Likewise."""
+
+    def __call__(self, score, t, s):
+        return score
+
+
+REGISTER = "Register the class: of a frozen dataclass that holds arrays with jax.tree_util.register_dataclass, of one that holds none with jax.tree_util.register_static."
+
+
 def attend(**options):
     return lambda: jattn.attention(**({"q": Q, "k": KEYS, "v": V} | options))
 
@@ -125,6 +142,10 @@ TABLE = [
     (attend(q=ones(T, 0), k=ones(S, 0)), ValueError, "attention: D must be at least 1, got q [13, 0] and k [17, 0]. Give q and k at least one column."),
     (attend(mask=ones(T, S)), TypeError, "attention: mask must be boolean, got mask float32[13, 17]. True allows a pair. An additive mask is a bias: pass it as bias."),
     (attend(mask=lambda t, s: t >= s), TypeError, "attention: mask must be a mask or an array of booleans, got mask of type function. Make a mask of a function of two positions: mask=jattn.masks.where(f)."),
+    (attend(mask=masks.full() & Unknown()), TypeError, f"attention: mask must be of classes that are pytrees, got mask of type Unknown. {REGISTER}"),
+    (attend(score=scores.compose(scores.soft_cap(2.0), UnknownScore())), TypeError, f"attention: score must be of classes that are pytrees, got score of type UnknownScore. {REGISTER}"),
+    (many(mask=Unknown()), TypeError, f"dot_product_attention: mask must be of classes that are pytrees, got mask of type Unknown. {REGISTER}"),
+    (ragged(mask=Unknown()), TypeError, f"ragged_attention: mask must be of classes that are pytrees, got mask of type Unknown. {REGISTER}"),
     (attend(mask=ones(S, T, dtype=bool)), ValueError, "attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (attend(mask=ones(1, T, S, dtype=bool)), ValueError, "attention: mask must broadcast to [T, S], got mask [1, 13, 17]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (attend(mask=masks.dense(ones(S, T, dtype=bool))), ValueError, "attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),

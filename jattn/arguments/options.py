@@ -158,13 +158,29 @@ def mask_value(caller: str, mask: Any, remedy: str) -> Mask:
     """A value of `jattn.masks`, where booleans will not do."""
     if not isinstance(mask, Mask):
         _errors.fail(TypeError, caller, "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
+    _pytree(caller, "mask", mask)
     return mask
+
+
+def _pytree(caller: str, name: str, x: Mask | scores.Score) -> None:
+    """Refuses a mask or a score of a user's own class that JAX knows nothing of, and what is composed of one."""
+    unknown = [leaf for leaf in jax.tree.leaves(x) if isinstance(leaf, Mask | scores.Score)]
+    if unknown:
+        remedy = (
+            "Register the class: of a frozen dataclass that holds arrays with jax.tree_util.register_dataclass, "
+            "of one that holds none with jax.tree_util.register_static."
+        )
+        got = {name: f"of type {type(unknown[0]).__name__}"}
+        _errors.fail(TypeError, caller, f"{name} must be of classes that are pytrees", remedy, **got)
 
 
 def position_dependents(caller: str, mask: Mask | None, score: Any, dtype: Any) -> tuple[str, ...]:
     """Which of the two arguments compare positions of q and k; refuses a score modifier that is none."""
     dependent = {"mask": mask is not None and mask.looks_at_positions}
+    if mask is not None:
+        _pytree(caller, "mask", mask)
     if isinstance(score, scores.Score):
+        _pytree(caller, "score", score)
         dependent["score"] = score.looks_at_positions
     elif score is not None:
         dependent["score"] = _uses_positions(_score_jaxpr(caller, score, dtype))
@@ -173,7 +189,9 @@ def position_dependents(caller: str, mask: Mask | None, score: Any, dtype: Any) 
 
 def validate_score(caller: str, score: Any, dtype: Any) -> None:
     """Refuses what is not a function of three scalars that returns one."""
-    if not isinstance(score, scores.Score):
+    if isinstance(score, scores.Score):
+        _pytree(caller, "score", score)
+    else:
         _score_jaxpr(caller, score, dtype)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from jattn import _errors, reference
 from jattn._types import ScoreModifier
+from jattn._values import classes
 from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import are_transposes, batched_call, has_kernels
@@ -88,4 +89,4 @@ def make_plan(
     sink = x.sink.reshape(()) if x.sink is not None and x.sink.shape != (T,) else x.sink
     dropout = jax.tree.map(jax.lax.stop_gradient, x.dropout)
     x = x._replace(captured=captured, mask=mask, scale=scale, sink=sink, dropout=dropout)
-    return Plan(T, S, q_tile, k_tile, dtype, closed, platform, tile is not None, implementation), x
+    return Plan(T, S, q_tile, k_tile, dtype, closed, classes(mask), platform, tile is not None, implementation), x

@@ -37,7 +37,7 @@ all of what has none ("": scalars, tables). The leaves of a mask say so themselv
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What does not change from call to call: sizes, dtype, and the score modifier as a closed function."""
+    """What does not change from call to call: sizes, dtype, the score modifier as a closed function."""
 
     T: int
     S: int
@@ -45,6 +45,8 @@ class Plan:
     k_tile: int
     dtype: Any
     score: Any
+    mask_classes: tuple[type, ...] = ()
+    """`_values.classes` of the mask."""
     platform: str = "cpu"
     tile_given: bool = True
     """Whether the caller chose the tile, and it is the same on every platform."""

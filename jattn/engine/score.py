@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jattn import scores
 from jattn._numerics import is_half
 from jattn._types import ScoreModifier
-from jattn._values import Closed, close
+from jattn._values import Closed, classes, close
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,7 @@ class TileScore:
     """A score modifier of this library, without its arrays: it takes a tile as it is."""
 
     tree: Any
+    classes: tuple[type, ...]
 
     def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return jax.tree.unflatten(self.tree, captured)(tile, t, s).astype(tile.dtype)
@@ -60,7 +61,7 @@ def hoist_closure(score: ScoreModifier, dtype: Any) -> tuple[Any, tuple[jax.Arra
         leaves, tree = jax.tree.flatten(score)
         arrays = (jax.device_put(x) if isinstance(x, float) else jnp.asarray(x) for x in leaves)
         # In half precision their cotangents would be rounded at every tile.
-        return TileScore(tree), tuple(x.astype(dtype) if is_half(x) else x for x in arrays)
+        return TileScore(tree, classes(score)), tuple(x.astype(dtype) if is_half(x) else x for x in arrays)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     closed, captured, _ = close(score, x, i, i)
     return ScalarScore(closed), captured

@@ -129,7 +129,11 @@ class Pattern(NamedTuple):
 
 
 class Mask:
-    """Which pairs of a query and a key are allowed; closed under `&`, `|`, `~`."""
+    """Which pairs of a query and a key are allowed; closed under `&`, `|`, `~`.
+
+    A class of one's own has `pairs`, and is a pytree: where it is hashable by `jax.tree_util.register_static`, where it
+    is a frozen dataclass that holds arrays by `jax.tree_util.register_dataclass`.
+    """
 
     looks_at_positions: bool = False
     """Whether the answer depends on how the positions of q and of k align."""

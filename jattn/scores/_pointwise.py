@@ -15,6 +15,7 @@ class Score:
     """A score modifier. Called with scalars, or with a tile of scores and the positions of its rows.
 
     `score` is a scalar and `t`, `s` are; or it is a tile and they have its two axes, one of them of length 1.
+    A class of one's own is registered as a pytree, as one of `masks.Mask` is; a function needs nothing.
     """
 
     looks_at_positions: bool = False
