@@ -24,8 +24,20 @@ C = TypeVar("C")
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def value(cls: Any) -> Any:
-    """A frozen dataclass that is a pytree and says itself how it is shown."""
+    """A frozen dataclass that is a pytree and says itself how it is shown.
+
+    Two are equal, as static arguments of `jax.jit` are compared, where they have one structure, equal numbers and the
+    very same arrays: what arrays hold is not looked at.
+    """
+    cls.__eq__ = lambda self, other: type(self) is type(other) and _identity(self) == _identity(other)
+    cls.__hash__ = lambda self: hash(_identity(self))
     return pytree(dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
+
+
+def _identity(x: Any) -> Any:
+    """What two equal values have in common, hashable."""
+    leaves, tree = jax.tree.flatten(x)
+    return classes(x), tree, tuple(_parameter(a) if isinstance(a, int | float) else _Same(a) for a in leaves)
 
 
 def pytree(cls: type[C]) -> type[C]:
@@ -64,7 +76,12 @@ def classes(x: Any) -> tuple[type, ...]:
     Beside the structure, which JAX 0.10 takes for equal of two classes that `jax.tree_util.register_dataclass` knows.
     """
     found: list[type] = []
-    jax.tree.leaves(x, is_leaf=lambda part: found.append(type(part)))  # None: no part is a leaf for that
+
+    def note(part: Any) -> bool:
+        found.append(type(part))
+        return False
+
+    jax.tree.leaves(x, is_leaf=note)
     return tuple(found)
 
 

@@ -1,7 +1,10 @@
 """Masks are an algebra of booleans that nobody has to write out, and values that pass through transforms."""
 
+import copy
 import functools
+import pickle
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,6 +200,40 @@ def test_the_arrays_of_each_mask_are_leaves_and_the_rest_is_hashable():
             assert len(leaves) == n
             assert hash(structure) == hash(jax.tree.structure(mask))
     assert jax.tree.structure(masks.chunked(3)) != jax.tree.structure(masks.chunked(4))
+
+
+def test_equal_masks_and_scores_are_one_static_argument():
+    """Else a program with a mask among its static arguments would be compiled at every call."""
+    ids, bare = jnp.arange(3), jnp.float32(2)
+    make = {
+        "a mask": lambda: masks.causal() & ~masks.window(left=2) | masks.prefix(3),
+        "a function": lambda: masks.where(lambda t, s: (t - s) % 2 == 0),
+        "an array": lambda: masks.segments(ids),
+        "a score": lambda: scores.compose(scores.soft_cap(2.0), scores.alibi(bare)),
+    }
+    others = [masks.causal() & ~masks.window(left=2) | masks.prefix(4), masks.segments(+ids), scores.alibi(bare)]
+    others += [masks.causal() | ~masks.window(left=2) | masks.prefix(3), masks.where(lambda t, s: (t - s) % 2 == 1)]
+    found = [f() for f in make.values()]
+    assert found == [f() for f in make.values()]
+    every = [*found, *others]
+    assert [[x == y for y in every] for x in every] == np.eye(len(every), dtype=bool).tolist()
+    call = jax.jit(chex.assert_max_traces(lambda x, mask: jattn.attention(x, x, x, mask=mask), n=1), static_argnums=1)
+    for _ in range(2):
+        call(jnp.ones((3, 4)), make["a mask"]())
+    with pytest.raises(AssertionError, match="traced > 1 times"):
+        call(jnp.ones((3, 4)), others[0])
+
+
+def test_a_mask_of_a_function_is_copied_and_pickled():
+    table = jnp.arange(T)
+    bare, captured = masks.causal() & ~masks.where(near), masks.where(lambda t, s: table[t] >= s)
+    for mask, again in (
+        (bare, pickle.loads(pickle.dumps(bare))),
+        (bare, copy.deepcopy(bare)),
+        (captured, copy.deepcopy(captured)),
+    ):
+        assert_same(show(again), show(mask))
+        assert jax.tree.structure(again) == jax.tree.structure(mask)
 
 
 def test_different_masks_have_different_structures():

@@ -2,6 +2,7 @@
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
 import ast
+import pickle
 import re
 from pathlib import Path
 
@@ -146,6 +147,7 @@ TABLE = [
     (attend(score=scores.compose(scores.soft_cap(2.0), UnknownScore())), TypeError, f"attention: score must be of classes that are pytrees, got score of type UnknownScore. {REGISTER}"),
     (many(mask=Unknown()), TypeError, f"dot_product_attention: mask must be of classes that are pytrees, got mask of type Unknown. {REGISTER}"),
     (ragged(mask=Unknown()), TypeError, f"ragged_attention: mask must be of classes that are pytrees, got mask of type Unknown. {REGISTER}"),
+    (lambda: pickle.dumps(masks.where(lambda t, s: t >= s)), TypeError, "where: a mask that is pickled must be of a function that can be imported, got function <lambda>. Define it by def outside of any function, or pickle what the mask is made of."),
     (attend(mask=ones(S, T, dtype=bool)), ValueError, "attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (attend(mask=ones(1, T, S, dtype=bool)), ValueError, "attention: mask must broadcast to [T, S], got mask [1, 13, 17]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (attend(mask=masks.dense(ones(S, T, dtype=bool))), ValueError, "attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),

@@ -27,8 +27,8 @@ def computed_now() -> Iterator[None]:
 class PairRule:
     """A function of scalar positions as a value, with what it found of rectangles whose positions are static."""
 
-    def __init__(self, closed: Closed, name: str):
-        self.closed, self.name = closed, name
+    def __init__(self, closed: Closed, name: str, made_of: tuple[Any, ...] | None = None):
+        self.closed, self.name, self.made_of = closed, name, made_of
         self.found: dict[Any, np.ndarray] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -39,6 +39,16 @@ class PairRule:
 
     def __call__(self, captured: Any, *positions: Any) -> Any:
         return self.closed(captured, *positions)
+
+    def __deepcopy__(self, memo: Any) -> "PairRule":
+        return self  # nothing of it changes
+
+    def __reduce__(self) -> Any:
+        if self.made_of is None:
+            remedy = "Define it by def outside of any function, or pickle what the mask is made of."
+            must = "a mask that is pickled must be of a function that can be imported"
+            _errors.fail(TypeError, "where", must, remedy, function=self.name)
+        return _rule_again, self.made_of
 
     def of_pairs(self, captured: Any, t: Any, s: Any) -> Any:
         """Whether each pair of the positions [t] and [s] is allowed: [t, s]."""
@@ -165,7 +175,8 @@ def where(
 
     Returns:
       A mask. Without `state` it is asked about every pair once, when the program is traced, to find the tiles that
-      need no visit; where positions are given or arrays captured, every tile is visited and masked.
+      need no visit; where positions are given or arrays captured, every tile is visited and masked. It can be pickled
+      where its functions can be imported: where they are defined in no other function, and by def.
 
     Raises:
       TypeError: not a function of two (four) scalars, or it does not return one boolean (two).
@@ -213,4 +224,11 @@ def _rule(name: str, f: Any, n: int, form: str) -> tuple[PairRule, tuple[jax.Arr
         got = " and ".join(f"{o.dtype}{_errors.shape(o)}" for o in out) or "nothing"
         must = f"{name} must return one boolean" if n == 2 else f"{name} must return one block state"
         _errors.fail(TypeError, "where", must, remedy, **{name: f"returning {got}"})
-    return PairRule(closed, name_of(f)), captured
+    # Kept to be pickled, by its name, where it closes over nothing that would be kept with it.
+    alone = getattr(f, "__closure__", None) is None and getattr(f, "__self__", None) is None
+    importable = alone and "<" not in getattr(f, "__qualname__", "<")
+    return PairRule(closed, name_of(f), (name, f, n, form) if importable else None), captured
+
+
+def _rule_again(name: str, f: Any, n: int, form: str) -> PairRule:
+    return _rule(name, f, n, form)[0]
