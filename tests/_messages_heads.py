@@ -88,6 +88,7 @@ HEADS = [
     (attend(x=ones(T, 7)), ValueError, "project: x [T, E] must be as wide as params['q'] takes, got x [13, 7] and q [8, 4, 2]. Make params for this width: init(key, width, context_width=...)."),
     (attend(context=ones(S, 7)), ValueError, "project: context [S, C] must be as wide as params['k'] takes, got context [17, 7] and k [8, 2, 2]. Make params for this width: init(key, width, context_width=...)."),
     (attend(context=ones(S, 8), rope=rotary, q_positions=ones(T, dtype=np.int32)), ValueError, "multi_head: rope looks at positions, so both sides must have them beside a context, got no k_positions. Say where the tokens of x and of the context stand, or leave rope out: cross attention has mostly none."),
+    (attend(rope=rotary, k_positions=ones(T, dtype=np.int32)), ValueError, "multi_head: rope looks at positions, so both sides must have them where one side has, got no q_positions. Give q_positions alone: those of the keys are the same."),
     (attend(per_head={"sink": ones(2)}), ValueError, "grouped: per_head must have one entry a head, H = 4, got per_head [2]. What all heads share goes beside it, as an option of its own."),
     (group(H=3), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [3, 13, 6] and k [2, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (group(Hkv=4), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [4, 13, 6] and k [4, 17, 6] and v [2, 17, 6]. {SHARE}"),
