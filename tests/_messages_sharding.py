@@ -1,6 +1,8 @@
 """What `jattn.sharding` refuses, word for word; a part of the table in test_messages."""
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,9 +43,9 @@ def inside(scheme="ring", *, n=2, axis_name="seq", specs=None, q_spec=None, posi
     return call
 
 
-def over(**given):
+def over(*, shape=(8,), names=("seq",), **given):
     def call():
-        mesh = jax.make_mesh((8,), ("seq",), axis_types=(AxisType.Auto,))
+        mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
         x = {"q": ones(1, T, H, D), "k": ones(1, T, 2, D), "v": ones(1, T, 2, Dv), "mesh": mesh, "spec": P(None, "seq")}
         sharding.attention(**(x | given))
 
@@ -82,7 +84,31 @@ BOUND = "Call it inside jax.shard_map over a mesh with this axis, or use jattn.s
 STAND = "A block does not know where it stands: shard jax.numpy.arange(T) like q and pass the local piece, or pass the whole order as a NumPy array."
 BY = "Say it by positions, as masks.causal and masks.window do, or by ids that are sharded like the rows."
 SERVES = "Each key/value head serves the same number of query heads."
+OWN = "Pass one of jattn.sharding, such as ring or tree, and the options of attention itself."
 WHOLE = np.arange(T, dtype=np.int32)
+
+
+def halves(name, spec):
+    """A scheme over both axes of a mesh, where the devices along one of them have the same of something."""
+
+    def call():
+        mesh = jax.make_mesh((2, 2), ("ring", "heads"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+        rows = P(None, ("ring", "heads"))
+        q, at, given = (spec, P(), {}) if name == "tree" else (rows, spec, {"mask": masks.causal()})
+
+        def f(q, k, v, at):
+            where = {"q_positions": at, "k_positions": at} if given else {}
+            return getattr(sharding, name)(q, k, v, axis_name=("ring", "heads"), **where, **given)
+
+        x = ones(1, T, H, D), ones(1, T, H, D), ones(1, T, H, Dv), np.arange(4, dtype=np.int32)
+        try:
+            jax.shard_map(f, mesh=mesh, in_specs=(q, rows, rows, at), out_specs=rows)(*x)
+        except Exception as refusal:
+            refusal.__notes__ = []  # JAX adds a line of its own
+            raise
+
+    return call
+
 
 SHARDING = [
     (explicit, ValueError, "attention: on an explicit mesh only batch and heads may be sharded, got an operand float32[8@seq,5]. Use jattn.sharding.attention for a sharded sequence, or jax.sharding.reshard before."),
@@ -113,6 +139,21 @@ SHARDING = [
     (over(spec=P(None, "seq", None, None)), ValueError, "attention: spec must have at most the axes [*B, T, H], got spec P(None, 'seq', None, None) and q [1, 8, 4, 5]. Name a mesh axis for each that is sharded, as in P('data', 'seq', 'heads')."),
     (over(q=ones(1, 13, H, D)), ValueError, "attention: T must be a multiple of the devices along it, got q [1, 13, 4, 5] and devices 8. Pad q by 3 rows at positions that no other row attends, and drop these of the result."),
     (over(k=ones(1, 9, H, D), v=ones(1, 9, H, D)), ValueError, "attention: S must be a multiple of the devices along it, got k [1, 9, 4, 5] and devices 8. Pad k and v by 7 rows at positions that no other row attends, and drop these of the result."),
+    (halves("ring_all_to_all", P("ring")), ValueError, "ring_all_to_all: q_positions must be sharded like q, got q_positions the same along 'heads'. The same positions on each device would place all shards at one spot: give them the same spec."),
+    (halves("ring", P("heads")), ValueError, "ring: q_positions must be sharded like q, got q_positions the same along 'ring'. The same positions on each device would place all shards at one spot: give them the same spec."),
+    (halves("tree", P(None, "heads")), ValueError, "tree: q must be the same on every device of the axis, got q varying along 'heads'. Leave the axis out of its spec; for queries that are sharded like the keys use ring."),
+    (over(mesh=None), TypeError, "attention: mesh must be a mesh of devices, got mesh of type NoneType. Make one with jax.make_mesh."),
+    (over(spec="seq"), TypeError, "attention: spec must be a PartitionSpec, got spec of type str. Name the mesh axis of each axis [*B, T, H], as in jax.sharding.PartitionSpec('data', 'seq')."),
+    (over(spec=P("data", "seq")), ValueError, "attention: spec must name axes of the mesh, got spec P('data', 'seq') and mesh of the axes 'seq'. Name one of these, or None."),
+    (over(scheme="ring"), TypeError, f"attention: scheme must be a function, got scheme of type str. {OWN}"),
+    (over(scheme=functools.partial(sharding.ring, mask=masks.causal())), TypeError, f"attention: scheme must not hold options of its own, got scheme with mask. {OWN}"),
+    (over(k=ones(T, 2, D)), ValueError, "attention: k must have the axes [*B, S, Hkv, D], got k [8, 2, 5]. Give all three the same batch axes."),
+    (over(v=ones(1, 13, 2, Dv)), ValueError, "attention: q, k and v must fit each other, got q [1, 8, 4, 5] and k [1, 8, 2, 5] and v [1, 13, 2, 3]. Give q and k the same *B and D, k and v the same *B, S and Hkv."),
+    (over(sink=ones(3)), ValueError, "attention: sink must have the shape [] or [H], got sink [3]. Give one logit for all heads, or one a head: H is 4 here."),
+    (over(mask=masks.segments(np.arange(7))), ValueError, "attention: q_ids must have the shape [T], got q_ids [7]. Give each row the number of its segment: T is 8 here."),
+    (over(shape=(2, 4), names=("data", "heads"), spec=P("data")), ValueError, "attention: axis 0 of the batch must be a multiple of the devices along it, got q [1, 8, 4, 5] and devices 2. Pad q, k and v by 1 examples, and drop these of the result, or leave this axis whole in spec."),
+    (over(spec=P(None, None, "seq")), ValueError, "attention: H must be a multiple of the devices along it, got q [1, 8, 4, 5] and devices 8. Shard the heads over fewer devices, or leave them whole in spec."),
+    (over(shape=(2, 4), names=("data", "heads"), spec=P(None, None, "heads")), ValueError, "attention: Hkv must be a multiple of the devices along it, got k [1, 8, 2, 5] and devices 4. Repeat the heads of k and v, jax.numpy.repeat(k, 2, axis=-2), or leave heads whole in spec."),
     (lambda: sharding.zigzag(ones(12), 4), ValueError, "zigzag: the sequence must be a multiple of twice the devices, got x [12] and devices 4. Pad the sequence by 4 rows first."),
     (planned(devices=0), ValueError, "plan: devices must be at least 1, got devices 0. Pass a Python int of at least 1."),
     (planned(heads=6, kv_heads=4), ValueError, f"plan: heads must be a multiple of kv_heads, got heads 6 and kv_heads 4. {SERVES}"),

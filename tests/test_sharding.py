@@ -183,6 +183,14 @@ def test_lists_of_positions_and_whole_numbers_are_taken_as_on_one_device(scheme)
     assert_close(got, jattn.dot_product_attention(q, k, v, **more), ulps=64)
 
 
+def test_a_partial_of_a_scheme_is_the_scheme():
+    """Of a tree, whose queries are whole on every device and of any number."""
+    q, k, v = normal(B, 3, H, D), normal(B, 8, 2, D, seed=1), normal(B, 8, 2, Dv, seed=2)
+    for scheme in (sharding.tree, functools.partial(functools.partial(sharding.tree), axis_name="seq")):
+        got = sharding.attention(q, k, v, mesh=mesh_of(2, "seq"), spec=P(None, "seq"), scheme=scheme)
+        assert_close(got, jattn.dot_product_attention(q, k, v), ulps=64)
+
+
 # What is measured of each query, over the keys of all devices
 
 ASKED, OWN, G, DEVICES = 7, 3, 2, 8

@@ -62,19 +62,11 @@ def local_blocks(
     mask, score, sink, scale = given.get("mask"), given.get("score"), given.get("sink"), given.get("scale")
     size = devices(caller, axis_name)
     q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    axes = {"q": "[*B, T/P, H, D]", "k": "[*B, S/P, Hkv, D]", "v": "[*B, S/P, Hkv, Dv]"}
-    for (name, spelled), x in zip(axes.items(), (q, k, v), strict=True):
-        if x.ndim < 3 or x.ndim != q.ndim:
-            remedy = "Pass the local blocks that jax.shard_map hands its function, all three with the same batch axes."
-            _errors.fail(ValueError, caller, f"{name} must have the axes {spelled}", remedy, **{name: x})
-    _errors.floating(caller, q=q, k=k, v=v)
+    axes = ("[*B, T/P, H, D]", "[*B, S/P, Hkv, D]", "[*B, S/P, Hkv, Dv]")
+    remedy = "Pass the local blocks that jax.shard_map hands its function, all three with the same batch axes."
+    validate_shapes(caller, q, k, v, axes, remedy)
     *batch, T, H, D = q.shape
     *_, S, Hkv, _ = v.shape
-    if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != D or list(k.shape[:-3]) != batch:
-        remedy = "Give q and k the same *B and D, k and v the same *B, S and Hkv."
-        _errors.fail(ValueError, caller, "q, k and v must fit each other", remedy, q=q, k=k, v=v)
-    _errors.width(caller, "D", q=q, k=k)
-    heads.group_size(caller, H, Hkv, "H must be a multiple of Hkv", q=q, k=k)
     if T == 0 or S == 0:
         remedy = "Use fewer devices, or pad the sequence."
         _errors.fail(ValueError, caller, "each device must hold at least one query and one key", remedy, q=q, k=k)
@@ -95,6 +87,31 @@ def local_blocks(
     return LocalBlocks(
         caller, grouped, k, v, mask, score, sink, scale, q_here, k_here, orders, tuple(batch), size
     )  # fmt: skip
+
+
+def validate_shapes(
+    caller: str, q: jax.Array, k: jax.Array, v: jax.Array, axes: tuple[str, str, str], remedy: str
+) -> None:
+    """Refuses q, k and v that have not these axes, in floating point, or do not fit each other."""
+    for name, spelled, x in zip("qkv", axes, (q, k, v), strict=True):
+        if x.ndim < 3 or x.ndim != q.ndim:
+            _errors.fail(ValueError, caller, f"{name} must have the axes {spelled}", remedy, **{name: x})
+    _errors.floating(caller, q=q, k=k, v=v)
+    if k.shape[:-1] != v.shape[:-1] or (*k.shape[:-3], k.shape[-1]) != (*q.shape[:-3], q.shape[-1]):
+        remedy = "Give q and k the same *B and D, k and v the same *B, S and Hkv."
+        _errors.fail(ValueError, caller, "q, k and v must fit each other", remedy, q=q, k=k, v=v)
+    _errors.width(caller, "D", q=q, k=k)
+    heads.group_size(caller, q.shape[-2], k.shape[-2], "H must be a multiple of Hkv", q=q, k=k)
+
+
+def names_of(axis_name: Any) -> tuple[Any, ...]:
+    """The mesh axes that are named: one, or several in a tuple."""
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def varying_along(x: jax.Array, axis_name: Any) -> list[Any]:
+    """Those of the mesh axes along which JAX knows that the devices may differ in x."""
+    return [name for name in names_of(axis_name) if name in jax.typeof(x).manual_axis_type.varying]
 
 
 def devices(caller: str, axis_name: Any) -> int:
@@ -151,11 +168,12 @@ def _positions(
             must = f"{name} must be the local piece [{rows}/P], or the whole order [{rows}] as a NumPy array"
             remedy = f"{rows}/P is {n} and {rows} is {size * n} here; shard the positions as {side} is sharded."
             _errors.fail(ValueError, caller, must, remedy, **{name: x})
-        moves = [axis_name in jax.typeof(a).manual_axis_type.varying for a in (block, x)]
-        if moves == [True, False] and size > 1:
+        moves = varying_along(x, axis_name)
+        same = [a for a in varying_along(block, axis_name) if a not in moves and jax.lax.axis_size(a) > 1]
+        if same:
             must = f"{name} must be sharded like {side}"
             remedy = "The same positions on each device would place all shards at one spot: give them the same spec."
-            _errors.fail(ValueError, caller, must, remedy, **{name: f"the same along {axis_name!r}"})
+            _errors.fail(ValueError, caller, must, remedy, **{name: f"the same along {same[0]!r}"})
         orders.append(None)
         here.append(x.astype(jnp.int32))
     return here[0], here[1], tuple(orders)

@@ -1,18 +1,20 @@
 """A mesh and specs in place of a hand-written `jax.shard_map`; and the order of rows that balances causal work."""
 
+import functools
 import math
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Numeric, ScoreModifier
 from jattn.arguments import options as arguments
+from jattn.arguments.heads import sink_per_head
 from jattn.masks import Mask
-from jattn.sharding._blocks import SchemeOptions, leaf_axes, of_shards
+from jattn.sharding._blocks import SchemeOptions, leaf_axes, names_of, of_shards, validate_shapes
 from jattn.sharding._schemes import Scheme, ring, tree, whole
 
 RowsOf = TypeVar("RowsOf", jax.Array, np.ndarray)
@@ -76,8 +78,8 @@ def attention(
       [*B, T, H, Dv] in pieces like q, or (that, lse [*B, T, H]).
 
     Raises:
-      TypeError, ValueError: as the scheme; or a length is not a multiple of its devices. Nothing is padded: the
-        message says by how many rows to pad.
+      TypeError, ValueError: as the scheme; spec or scheme are none of those above; or a length, a batch axis or the
+        heads of q or k are not a multiple of their devices. Nothing is padded: the message says by how much to pad.
 
     Memory: as the scheme.
 
@@ -92,15 +94,19 @@ def attention(
     """
     caller = "attention"
     q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    axes = ("[*B, T, H, D]", "[*B, S, Hkv, D]", "[*B, S, Hkv, Dv]")
+    validate_shapes(caller, q, k, v, axes, "Give all three the same batch axes.")
+    _validate_mesh(caller, mesh, spec)
+    scheme = _without_partial(caller, scheme)
     entries = (*spec, *(None,) * (q.ndim - len(spec)))
-    if q.ndim < 3 or len(spec) > q.ndim - 1:
+    if len(spec) > q.ndim - 1:
         must = "spec must have at most the axes [*B, T, H]"
         remedy = "Name a mesh axis for each that is sharded, as in P('data', 'seq', 'heads')."
         _errors.fail(ValueError, caller, must, remedy, spec=str(spec), q=q)
     *batch, rows, heads, _ = entries
-    names = rows if isinstance(rows, tuple) else () if rows is None else (rows,)
+    names = _names(rows)
     scheme = scheme if names else whole
-    P = math.prod(mesh.shape[n] for n in names)
+    P = _devices(mesh, rows)
     for side, x in (("k", k),) if scheme is tree else (("q", q), ("k", k)):
         n, axis = x.shape[-3], {"q": "T", "k": "S"}[side]
         if n % P:
@@ -110,11 +116,14 @@ def attention(
             )
             must = f"{axis} must be a multiple of the devices along it"
             _errors.fail(ValueError, caller, must, remedy, **{side: x, "devices": str(P)})
+    _validate_split(caller, q, k, mesh, batch, heads)
     q_spec = PartitionSpec(*batch, None if scheme is tree else rows, heads)
     kv_spec = PartitionSpec(*batch, rows, heads)
     mask = None if mask is None else of_shards(caller, mask)
     dependents = arguments.position_dependents(caller, mask, score, _errors.wide(q, k, v))
     T, S = q.shape[-3], k.shape[-3]
+    if mask is not None:
+        mask.validate(caller, T, S, True)
     given: dict[str, Any] = {}
     known: dict[str, Any] = {}
     if dependents:
@@ -124,6 +133,8 @@ def attention(
             order = np.asarray(stand) if isinstance(stand, list | tuple) else stand
             (known if isinstance(order, np.ndarray) else given)[name] = order
     sink = None if sink is None else arguments.sink_array(caller, sink)
+    if sink is not None:
+        sink_per_head(caller, sink, q.shape[-2])
     scale = None if scale is None else arguments.scale_array(caller, scale)
     leaves, form = jax.tree.flatten(mask)
     q_rows = None if scheme is tree else rows
@@ -138,14 +149,73 @@ def attention(
 
     options_of: dict[str, Any] = {n: x for n, x in (("sink", sink), ("scale", scale)) if x is not None} | given
     specs = {"sink": of_sink, "scale": PartitionSpec(), "q_positions": of_side["q"], "k_positions": of_side["k"]}
-    axes = {a for e in entries if e is not None for a in (e if isinstance(e, tuple) else (e,))}
+    sharded = {name for entry in entries for name in _names(entry)}
     return jax.shard_map(
         here,
         mesh=mesh,
         in_specs=(q_spec, kv_spec, kv_spec, of_mask, {n: specs[n] for n in options_of}),
         out_specs=(q_spec, q_spec) if return_lse else q_spec,
-        axis_names=axes,
+        axis_names=sharded,
     )(q, k, v, [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves], options_of)
+
+
+def _names(entry: Any) -> tuple[Any, ...]:
+    """The mesh axes that an entry of a spec names."""
+    return () if entry is None else names_of(entry)
+
+
+def _devices(mesh: Mesh, entry: Any) -> int:
+    """How many devices lie along an axis of an array with this entry of the spec."""
+    return math.prod(mesh.shape[name] for name in _names(entry))
+
+
+def _validate_mesh(caller: str, mesh: Any, spec: Any) -> None:
+    """Refuses what is no mesh, no spec, or a spec of other axes."""
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        got = {"mesh": f"of type {type(mesh).__name__}"}
+        _errors.fail(TypeError, caller, "mesh must be a mesh of devices", "Make one with jax.make_mesh.", **got)
+    if not isinstance(spec, PartitionSpec | tuple):
+        got = {"spec": f"of type {type(spec).__name__}"}
+        remedy = "Name the mesh axis of each axis [*B, T, H], as in jax.sharding.PartitionSpec('data', 'seq')."
+        _errors.fail(TypeError, caller, "spec must be a PartitionSpec", remedy, **got)
+    if any(name not in mesh.shape for entry in spec for name in _names(entry)):
+        got = {"spec": str(spec), "mesh": f"of the axes {', '.join(map(repr, mesh.shape))}"}
+        _errors.fail(ValueError, caller, "spec must name axes of the mesh", "Name one of these, or None.", **got)
+
+
+def _without_partial(caller: str, scheme: Any) -> Scheme:
+    """The scheme that a functools.partial stands for. Options that it holds would be overwritten: it is refused."""
+    remedy = "Pass one of jattn.sharding, such as ring or tree, and the options of attention itself."
+    while isinstance(scheme, functools.partial):
+        options = sorted(scheme.keywords.keys() - {"axis_name"})
+        if scheme.args or options:
+            got = {"scheme": f"with {', '.join(options) or 'arguments'}"}
+            _errors.fail(TypeError, caller, "scheme must not hold options of its own", remedy, **got)
+        scheme = scheme.func
+    if not callable(scheme):
+        got = {"scheme": f"of type {type(scheme).__name__}"}
+        _errors.fail(TypeError, caller, "scheme must be a function", remedy, **got)
+    return cast(Scheme, scheme)
+
+
+def _validate_split(caller: str, q: jax.Array, k: jax.Array, mesh: Mesh, batch: list[Any], heads: Any) -> None:
+    """Refuses a batch or heads that their devices cannot share evenly."""
+    for axis, entry in enumerate(batch):
+        n, B = _devices(mesh, entry), q.shape[axis]
+        if B % n:
+            must = f"axis {axis} of the batch must be a multiple of the devices along it"
+            remedy = (
+                f"Pad q, k and v by {-B % n} examples, and drop these of the result, or leave this axis whole in spec."
+            )
+            _errors.fail(ValueError, caller, must, remedy, q=q, devices=str(n))
+    n, H, Hkv = _devices(mesh, heads), q.shape[-2], k.shape[-2]
+    if H % n:
+        remedy = "Shard the heads over fewer devices, or leave them whole in spec."
+        _errors.fail(ValueError, caller, "H must be a multiple of the devices along it", remedy, q=q, devices=str(n))
+    if Hkv % n:
+        times = n // math.gcd(Hkv, n)
+        remedy = f"Repeat the heads of k and v, jax.numpy.repeat(k, {times}, axis=-2), or leave heads whole in spec."
+        _errors.fail(ValueError, caller, "Hkv must be a multiple of the devices along it", remedy, k=k, devices=str(n))
 
 
 def zigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:

@@ -4,14 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, Unpack, cast, overload, runtime_checkable
 
-import jax
 import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, AxisName, Float
 from jattn.arguments.heads import rows_before_heads
 from jattn.partials import merge_devices
-from jattn.sharding._blocks import SchemeOptions, devices, local_blocks
+from jattn.sharding._blocks import SchemeOptions, devices, local_blocks, varying_along
 from jattn.sharding._exchange import (
     all_gather,
     attend_local,
@@ -257,9 +256,10 @@ def tree(
     """
     caller = "tree"
     devices(caller, axis_name)
-    if axis_name in jax.typeof(_errors.array(caller, "q", q)).manual_axis_type.varying:
+    varying = varying_along(_errors.array(caller, "q", q), axis_name)
+    if varying:
         remedy = "Leave the axis out of its spec; for queries that are sharded like the keys use ring."
-        got = {"q": f"varying along {axis_name!r}"}
+        got = {"q": f"varying along {varying[0]!r}"}
         _errors.fail(ValueError, caller, "q must be the same on every device of the axis", remedy, **got)
     b = local_blocks(caller, q, k, v, axis_name, q_whole=True, **options)
     own, lse = attend_local(dataclasses.replace(b, sink=None))  # it joins the denominator once
