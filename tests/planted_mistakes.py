@@ -189,9 +189,9 @@ plant("a full tile that makes its own logits", FORWARD,
       "logits = tiles.tile_logits(plan, tile, products, None, transposed=transposed)\n    values",
       "logits = products\n    values", one_place("tiles"))
 plant("a cache that makes its own logits", "jattn/cache/_decode.py",
-      "logits = tile.logits_from_products(\n        products.reshape(G, T, -1), score, None, row.allowed[None], "
+      "logits = tile.logits_from_products(\n        products.reshape(G, T, C), score, None, row.allowed[None], "
       "nonfinite,\n        row.q_positions[None, :, None], row.k_positions[None, None],\n    )",
-      "logits = jnp.where(row.allowed[None], jnp.where(nonfinite, jnp.nan, products.reshape(G, T, -1)), -jnp.inf)",
+      "logits = jnp.where(row.allowed[None], jnp.where(nonfinite, jnp.nan, products.reshape(G, T, C)), -jnp.inf)",
       one_place("decode"))
 plant("a backward pass that makes its own logits", BACKWARD,
       "return tiles.tile_logits(plan, tile, products, w.allowed, transposed=True)",

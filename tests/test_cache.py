@@ -496,6 +496,22 @@ def test_no_tokens_leave_a_cache_as_it_is():
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_queries_have_no_results(kind):
+    c, q = empty(np.float32)[kind], np.zeros((B, H, 0, D), np.float32)
+    prefix = cache.contiguous(1, Hkv, 2, D, Dv)
+    for out, lse in (cache.attention(q, c, return_lse=True), cache.cascade(q, prefix, c, return_lse=True)):
+        assert (out.shape, lse.shape) == ((B, H, 0, Dv), (B, H, 0))
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_that_a_compiled_function_closes_over_is_filled_there(kind):
+    c, (_, k, v) = empty(np.float32)[kind], sequences(np.float32, n=MOST)
+    np.testing.assert_array_equal(jax.jit(lambda k, v: cache.append(c, k, v).length)(k, v), [MOST] * B)
+
+
+@pytest.mark.structure
 def test_a_row_that_has_ended_is_left_alone():
     """Rows that append nothing are never full and give zeros."""
     x = normal(B, Hkv, 1, D, dtype=np.float32)

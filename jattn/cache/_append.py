@@ -92,7 +92,8 @@ def append(
     full = cache.full
     cache, keys, values, asked, at = match_varying_trees(cache, k, v, asked, at)
     room, n = cache.admit(asked)
-    if _errors.known(room.full, full) and bool((room.full & ~full).any()):
+    refused = (room.full & ~full).any()  # traced inside jit, even where the flags of a ring are not
+    if _errors.known(refused) and bool(refused):
         got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}
         remedy = "Make a longer cache or more pages, free rows, or use a ring where a window is enough."
         _errors.fail(ValueError, caller, "each row must have room for its new tokens", remedy, **got)

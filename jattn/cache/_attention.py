@@ -196,7 +196,7 @@ def cascade(
         sink=None,  # it joins the denominator once
     )
     out, lse = _partial(caller, folded, prefix, score)
-    out = out.reshape(Hkv * G, B, T, -1).swapaxes(0, 1)
+    out = out.reshape(Hkv * G, B, T, out.shape[3]).swapaxes(0, 1)
     lse = lse.reshape(Hkv * G, B, T).swapaxes(0, 1)
     out, lse = merge((out, lse), _partial(caller, x, cache, score))
     return (out, lse) if return_lse else out

@@ -46,20 +46,20 @@ def attend_chunk(score: Any, row: ChunkRow, state: SoftmaxState, q: Any, kv: Sto
     the one matrix product, so that no key is repeated.
     """
     q, q_nonfinite = q
-    G, T, D = q.shape
+    (G, T, D), C = q.shape, kv.k.shape[0]
     # Keys down: XLA multiplies few rows by a long transposed matrix three times as slowly, and would transpose it back.
     products = jax.lax.optimization_barrier(kv.k.astype(q.dtype) @ q.reshape(G * T, D).T).T
     if kv.k_scale is not None:
         products = products * kv.k_scale.astype(q.dtype)[None]
     nonfinite = q_nonfinite[..., None] | kv.nonfinite[None, None]
     logits = tile.logits_from_products(
-        products.reshape(G, T, -1), score, None, row.allowed[None], nonfinite,
+        products.reshape(G, T, C), score, None, row.allowed[None], nonfinite,
         row.q_positions[None, :, None], row.k_positions[None, None],
     )  # fmt: skip
 
     def weighted_values(p: jax.Array) -> jax.Array:
         weights = p if kv.v_scale is None else p * kv.v_scale.astype(q.dtype)[None, None]
-        return (weights.reshape(G * T, -1) @ kv.v.astype(q.dtype)).reshape(G, T, -1)
+        return (weights.reshape(G * T, C) @ kv.v.astype(q.dtype)).reshape(G, T, kv.v.shape[1])
 
     return state.absorb(logits, weighted_values)
 
