@@ -126,11 +126,14 @@ def merge_finished(a: Any, b: Any) -> list[jax.Array]:
     return [out + more, m, jnp.log(total)]
 
 
-def merge_devices(out: jax.Array, lse: jax.Array, axis_name: Any, sink: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The partials (out, lse) of all devices along an axis, and the sink, as one: a maximum and a sum over them."""
-    m = jax.lax.stop_gradient(jnp.maximum(jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name), sink))
+def merge_devices(
+    out: jax.Array, m: jax.Array, log_sum: jax.Array, axis_name: Any, sink: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(out, lse) of the partials (out, m, log_sum) of all devices along an axis, and the sink: a maximum and a sum."""
+    own = m
+    m = jax.lax.stop_gradient(jnp.maximum(jax.lax.pmax(jax.lax.stop_gradient(own), axis_name), sink))
     top = finite_or_zero(m)
-    w = jnp.exp(lse - top)
+    w = jnp.exp((own - top) + log_sum)
     acc, total = jax.lax.psum((w[..., None] * out, w), axis_name)
     out, m, log_sum = SoftmaxState(m, total + jnp.exp(sink - top), acc).finish()
     return out, m + log_sum

@@ -594,7 +594,7 @@ plant("a sink that is a whole number refused", "jattn/sharding/_mesh.py",
       "sharding.py::test_lists_of_positions_and_whole_numbers_are_taken_as_on_one_device[ring]")
 plant("positions that do not travel with their keys", "jattn/sharding/_exchange.py",
       "*([] if b.k_positions is None else [places.k_positions])", "", ALIBI)
-plant("partials of a tree merged without lse", PARTIALS, "w = jnp.exp(lse - top)", "w = jnp.ones_like(lse)",
+plant("partials of a tree merged without lse", PARTIALS, "w = jnp.exp((own - top) + log_sum)", "w = jnp.ones_like(own)",
       ONE_OF_TREE)
 plant("the sink of a tree on every device", PARTIALS, "total + jnp.exp(sink - top)",
       "total + jax.lax.axis_size(axis_name) * jnp.exp(sink - top)", ONE_OF_TREE)

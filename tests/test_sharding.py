@@ -191,6 +191,32 @@ def test_a_partial_of_a_scheme_is_the_scheme():
         assert_close(got, jattn.dot_product_attention(q, k, v), ulps=64)
 
 
+def over_a_tree(q, k, v, **options):
+    return sharding.attention(
+        q, k, v, mesh=mesh_of(4, "seq"), spec=P(None, "seq"), scheme=sharding.tree, mask=masks.causal(),
+        k_positions=np.arange(k.shape[1]), **options,
+    )  # fmt: skip
+
+
+def test_a_tree_rounds_once_as_one_device_does():
+    """Where values cancel, partials that were rounded before they are merged are off by many ulps."""
+    q, k, v = (jnp.asarray(normal(B, n, 2, 8, seed=n), jnp.bfloat16) for n in (3, 16, 20))
+    v, at = v[:, :16], np.array([6, 11, 15])
+    got = over_a_tree(q, k, v, q_positions=at)
+    want = over_a_tree(*(x.astype(jnp.float32) for x in (q, k, v)), q_positions=at)
+    assert got.dtype == jnp.bfloat16
+    off = np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)) / np.abs(np.asarray(want, np.float64))
+    assert off.max() <= 0.5001 * jnp.finfo(jnp.bfloat16).eps
+
+
+def test_a_tree_counts_keys_at_logits_beside_which_their_logarithm_is_lost():
+    """Of five equal keys, four on the first device and one on the second: the mean of their values."""
+    q, k = np.full((B, 1, 1, 1), 2.0**13, np.float32), np.full((B, 16, 1, 1), 2.0**13, np.float32)
+    v = normal(B, 16, 1, Dv, dtype=np.float32)
+    got = over_a_tree(q, k, v, q_positions=np.array([4]))
+    np.testing.assert_allclose(got[0, 0, 0], v[0, :5, 0].mean(0), rtol=1e-6)
+
+
 # What is measured of each query, over the keys of all devices
 
 ASKED, OWN, G, DEVICES = 7, 3, 2, 8

@@ -73,7 +73,7 @@ def merge_statistics(
 
     # The weights of the groups and of the sink are the values of a partial attention; a sink alone is one too.
     weights = jnp.concatenate([found.group_weights, found.sink_weight[..., None]], -1)
-    weights, merged = merge_devices(weights, lse, axis_name, alone)
+    weights, merged = merge_devices(weights, lse, jnp.zeros_like(lse), axis_name, alone)
     sink_weight = weights[..., -1] + jnp.exp(alone - finite_or_zero(merged))
 
     # The log-sum-exp of the keys alone, also where each device had a sink. The maximum counts as a constant.
