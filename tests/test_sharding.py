@@ -191,6 +191,15 @@ def test_a_partial_of_a_scheme_is_the_scheme():
         assert_close(got, jattn.dot_product_attention(q, k, v), ulps=64)
 
 
+@pytest.mark.parametrize("scheme", ["ring", "all_to_all", "gather", "tree"])
+def test_an_empty_batch_has_an_empty_result(scheme):
+    x = np.zeros((0, 4, 2, D), np.float32)
+    f = functools.partial(
+        sharding.attention, mesh=mesh_of(2, "seq"), spec=P(None, "seq"), scheme=getattr(sharding, scheme)
+    )
+    assert jax.grad(lambda q: f(q, x, x).sum())(jnp.asarray(x)).shape == f(x, x, x).shape == x.shape
+
+
 def over_a_tree(q, k, v, **options):
     return sharding.attention(
         q, k, v, mesh=mesh_of(4, "seq"), spec=P(None, "seq"), scheme=sharding.tree, mask=masks.causal(),

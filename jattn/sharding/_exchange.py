@@ -23,7 +23,8 @@ def unflatten_batch(b: LocalBlocks, out: jax.Array, lse: jax.Array, return_lse: 
 
 def _operands(b: LocalBlocks) -> tuple[Any, Operands]:
     """How one head is computed, and the operands of all of them."""
-    one = Operands(b.q[0, 0, 0], b.k[0, 0], b.v[0, 0], scale=b.scale, mask=b.mask)
+    q, k, v = (jnp.zeros(x.shape[n:], x.dtype) for x, n in ((b.q, 3), (b.k, 2), (b.v, 2)))  # of an empty batch too
+    one = Operands(q, k, v, scale=b.scale, mask=b.mask)
     one = one._replace(q_positions=b.q_positions, k_positions=b.k_positions)
     plan, x = make_plan(one, b.score, None)
     return plan, x._replace(q=b.q, k=b.k, v=b.v, sink=b.sink)
