@@ -37,7 +37,7 @@ all of what has none ("": scalars, tables). The leaves of a mask say so themselv
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What does not change from call to call: sizes, dtype, the score modifier as a closed function."""
+    """What does not change from call to call: sizes, dtype, the score modifier closed, the classes of the mask."""
 
     T: int
     S: int
