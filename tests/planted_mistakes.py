@@ -809,6 +809,31 @@ plant("weights kept of many pairs", "jattn/engine/backward.py",
 plant("a soft cap of any size called small", "jattn/engine/plan.py",
       "(norm(bound) <= tuning.LARGEST_SCORE)", "(norm(bound) < jnp.inf)",
       "finite.py::test_a_soft_cap_is_small_or_logits_are_compared_with_their_maximum")
+
+# Masks and scores as values; partials of devices; pages of saturated rows.
+
+USERS_OWN = "masks.py::test_classes_of_a_users_own_are_told_apart"
+plant("masks of two classes as one program", ATTEND, "closed, classes(mask), platform", "closed, (), platform",
+      USERS_OWN)
+plant("scores of two classes as one program", "jattn/engine/score.py", "TileScore(tree, classes(score))",
+      "TileScore(tree, ())", USERS_OWN)
+plant("masks with other numbers as one static argument", "jattn/_values.py",
+      "return classes(x), tree, tuple(_parameter(a)", "return classes(x), tree, tuple(0",
+      "masks.py::test_equal_masks_and_scores_are_one_static_argument")
+plant("partials of devices by their lse", PARTIALS, "w = jnp.exp((own - top) + log_sum)",
+      "w = jnp.exp((own + log_sum) - top)",
+      "sharding.py::test_a_tree_counts_keys_at_logits_beside_which_their_logarithm_is_lost")
+plant("partials of devices rounded", "jattn/sharding/_schemes.py", "out, lse = merge_devices(own, m,",
+      "out, lse = merge_devices(own.astype(b.v.dtype).astype(m.dtype), m,",
+      "sharding.py::test_a_tree_rounds_once_as_one_device_does")
+plant("the gradient of a flow through a step of no length", "jattn/flow/_continuous.py", "jnp.log1p(after)",
+      "jnp.log1p(times)", "flow.py::test_a_flow_that_is_looked_at_from_its_start_on_has_a_gradient")
+plant("a run in loops of traced length", "jattn/flow/_paths.py", "if len(alike) <= 2:", "if len(alike) <= 1:",
+      "flow.py::test_a_run_is_differentiated_in_reverse_wherever_at_says_every_so_many_steps_or_once")
+plant("64 bits of a NumPy number cut to 32", "jattn/flow/_recorder.py", "x.dtype.itemsize > 4:",
+      "x.dtype.itemsize > 8:",
+      "recorder.py::test_numbers_of_python_and_of_numpy_come_back_from_a_jitted_loop_as_from_another")
+
 # fmt: on
 
 
