@@ -109,12 +109,25 @@ def nan_if_nonfinite(x: jax.Array) -> jax.Array:
     return jnp.sum(x * 0, 1)
 
 
+def nan_where(condition: Any, x: jax.Array) -> jax.Array:
+    """x, and NaN where a condition holds.
+
+    Under `jax.disable_jit` it is ∞ − ∞ there and 0 elsewhere: `jax.debug_nans` would stop at a constant that is NaN.
+    """
+    nan: Any = jnp.nan
+    config: Any = jax.config
+    if config.jax_disable_jit:
+        top = jnp.where(condition, jnp.inf, 0)
+        nan = top - top
+    return jnp.where(condition, nan, x)
+
+
 def max_or_nan(x: jax.Array, axis: int | None = None, initial: float | None = None) -> jax.Array:
     """The maximum, and NaN where one is among the numbers.
 
     XLA leaves it out on a CPU: in its reductions by YNN, of 4,096 numbers and more (seen with jaxlib 0.10.2, 0.12.0.1).
     """
-    return jnp.where(jnp.isnan(x).any(axis), jnp.nan, jnp.max(x, axis, initial=initial))
+    return nan_where(jnp.isnan(x).any(axis), jnp.max(x, axis, initial=initial))
 
 
 def norm(x: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@
     out_t = Σ_s w_ts v_s
 
 This page is the subject, and what everything above it is measured against, in float64. It takes T × S memory and every
-derivative of JAX. It shares three numerical steps with the engine (`_numerics`), so it is itself judged, in
+derivative of JAX. It shares four numerical steps with the engine (`_numerics`), so it is itself judged, in
 `tests/test_reference.py`, by attention written out in NumPy, which shares nothing.
 
 What is masked does not exist. A NaN or an infinity in a masked key, value, query or bias reaches neither
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jattn import _html
 from jattn._errors import wide
-from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
+from jattn._numerics import below, finite_or_zero, nan_where, zero_nonfinite_rows
 from jattn._types import (
     Array,
     ArrayLike,
@@ -128,7 +128,7 @@ def steps(
     # Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
     scale = jnp.asarray(D**-0.5 if scale is None else scale, dtype)
     nonfinite = q_nonfinite | k_nonfinite.T
-    scores = jnp.where(nonfinite, jnp.nan, q @ k.T)
+    scores = nan_where(nonfinite, q @ k.T)
     scaled = (q * scale) @ k.T
     if score is not None:
         t = jnp.arange(T) if q_positions is None else jnp.asarray(q_positions)
@@ -137,7 +137,7 @@ def steps(
         scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(allowed, scaled, 0), t, s).astype(dtype)
     if bias is not None:
         scaled = scaled + jnp.where(allowed, jnp.asarray(bias, dtype), 0)
-    scaled = jnp.where(allowed, jnp.where(nonfinite, jnp.nan, scaled), -jnp.inf)
+    scaled = jnp.where(allowed, nan_where(nonfinite, scaled), -jnp.inf)
 
     sinks = jnp.full((T,), -jnp.inf, dtype) if sink is None else jnp.broadcast_to(jnp.asarray(sink).astype(dtype), (T,))
     top = jax.lax.stop_gradient(jnp.maximum(scaled.max(1, initial=-jnp.inf), sinks))
@@ -151,7 +151,7 @@ def steps(
 
     out = weights @ v_wide
     finite = jnp.isfinite(out).all(1, keepdims=True) & ~(allowed & v_nonfinite.T).any(1, keepdims=True)
-    out = jnp.where(finite, out, jnp.nan)
+    out = nan_where(~finite, out)
     return Steps(scores, scaled, weights, out.astype(v.dtype)), lse
 
 

@@ -763,7 +763,7 @@ plant("outputs that vary as their tangents", "jattn/engine/batching/derivatives.
 plant("what is not finite without the tiles of partial masks", "jattn/engine/schedule.py",
       "PASSES[1:] if visits.plan.all_masked", "PASSES[:1] if visits.plan.all_masked", "finite.py")
 plant("a maximum that XLA leaves a NaN out of", "jattn/_numerics.py",
-      "return jnp.where(jnp.isnan(x).any(axis), jnp.nan, jnp.max(x, axis, initial=initial))",
+      "return nan_where(jnp.isnan(x).any(axis), jnp.max(x, axis, initial=initial))",
       "return jnp.max(x, axis, initial=initial)", "finite.py::test_a_maximum_is_nan_where_one_is_among_the_numbers")
 plant("many numbers called finite by their maximum", "jattn/_numerics.py",
       "return jnp.sqrt(jnp.sum(jnp.square(wide)))", "return jnp.max(jnp.abs(wide), initial=0)",

@@ -238,6 +238,19 @@ def test_debug_nans_stops_only_at_a_nan_that_is_attended(jit):
     assert_close(got, want, ulps=0)
 
 
+@structure
+def test_debug_nans_passes_without_jit_too():
+    """A jvp of masked heads, and the definition; the control: a NaN that is attended is found."""
+    x = arguments()
+    attended = with_nan(x, 3)
+    heads = lambda x: jattn.dot_product_attention(*[x["q"][None, :, None]] * 3, is_causal=True)  # noqa: E731
+    with jax.disable_jit(), jax.debug_nans(True):
+        jax.jvp(heads, (x,), (x,))
+        jattn.explain(x["q"], x["k"], x["v"], mask=masks.causal())
+        with pytest.raises(FloatingPointError, match="nan"):
+            heads(attended)
+
+
 def test_debug_nans_names_the_operation_that_made_a_nan():
     """A NaN is born in a score: the program runs again operation by operation, and the logarithm is named."""
     x = arguments()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
+from jattn._numerics import nan_where
 from jattn._types import Array, ArrayLike, Float, Integer, Numeric, Partial, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
@@ -273,6 +274,6 @@ def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | 
         wrong = wrong | lost
     out, lse = (decode if G * T <= tuning.DECODE_ROWS else prefill)(x, cache, closed)
     wrong = wrong[:, None, None]
-    out, lse = jnp.where(wrong[..., None], jnp.nan, out), jnp.where(wrong, jnp.nan, lse)
+    out, lse = nan_where(wrong[..., None], out), nan_where(wrong, lse)
     dtype = cache.store.v.dtype if cache.store.v_scale is None else x.q.dtype
     return heads.merge_heads(out, 1).astype(dtype), heads.merge_heads(lse, 1)

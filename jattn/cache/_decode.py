@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import masks
-from jattn._numerics import match_varying_trees, zero_nonfinite_rows
+from jattn._numerics import match_varying_trees, nan_where, zero_nonfinite_rows
 from jattn._types import Array, Bool, Float, Integer, Partial
 from jattn.arguments.heads import vmap_heads
 from jattn.cache._pages import Paged
@@ -147,7 +147,7 @@ def prefill(x: CacheQueries, cache: Cache, score: Any) -> Partial:
 
     def plain(a: jax.Array, scale: jax.Array | None) -> jax.Array:
         a = a if scale is None else a.astype(dtype) * scale.astype(dtype)[..., None]
-        return jnp.where(every.nonfinite[..., None], jnp.nan, a)
+        return nan_where(every.nonfinite[..., None], a)
 
     k, v = plain(every.k, every.k_scale), plain(every.v, every.v_scale)
 

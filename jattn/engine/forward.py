@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import any_along, nan_if_nonfinite, zero_nonfinite_rows
+from jattn._numerics import any_along, nan_if_nonfinite, nan_where, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite, Operand
@@ -140,7 +140,7 @@ def forward_masked_tile(
         return SoftmaxState.of(logits, values)
     if nonfinite is not None:
         met = any_along(allowed & (nonfinite if transposed else nonfinite.T), 0 if transposed else 1)
-        state = state._replace(acc=jnp.where(met, jnp.nan, state.acc))
+        state = state._replace(acc=nan_where(met, state.acc))
     return state.absorb(logits, values, transposed=transposed, exact=exact)
 
 

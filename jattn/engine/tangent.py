@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
+from jattn._numerics import below, finite_or_zero, nan_where, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine.batching import ForFinite, Linear, Operand, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
@@ -194,7 +194,7 @@ class Tangent(DerivativePass):
         nonempty, live = residuals.nonempty[:, None], residuals.live(plan)[:, None]
         out_dot = a - lse_dot[:, None] * jnp.where(live, residuals.out, 0)
         return [
-            jnp.where(live, out_dot, jnp.where(nonempty, jnp.nan, 0)),
+            nan_where(nonempty & ~live, jnp.where(live, out_dot, 0)),
             jnp.where(residuals.nonempty, lse_dot, 0),
         ]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, nonfinite_rows, zero_nonfinite_rows
+from jattn._numerics import below, nan_where, nonfinite_rows, zero_nonfinite_rows
 from jattn.engine.batching import slice_of
 from jattn.engine.plan import ROLES, Operands, Plan
 from jattn.engine.tuning import DROPOUT_CELL
@@ -154,7 +154,7 @@ def logits_from_products(
     if allowed is None:
         return logits
     if nonfinite is not None:
-        logits = jnp.where(nonfinite, jnp.nan, logits)
+        logits = nan_where(nonfinite, logits)
     return jnp.where(allowed, logits, excluded)
 
 
