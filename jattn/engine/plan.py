@@ -48,8 +48,8 @@ class Plan:
     mask_classes: tuple[type, ...] = ()
     """`_values.classes` of the mask."""
     platform: str = "cpu"
-    tile_given: bool = True
-    """Whether the caller chose the tile, and it is the same on every platform."""
+    tile_given: tuple[int, int] | None = None
+    """The tile that the caller chose, before it is cut to T and S: then it is the same on every platform."""
     implementation: str | None = None
     """None for kernels where they are taken unasked, "loops", "kernel", "interpret" or "cudnn"."""
     finite: bool = False
