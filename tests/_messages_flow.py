@@ -91,6 +91,7 @@ def path():
 FLOW = [
     (ran(params={"q": "river"}), TypeError, f"run: params must be an array of numbers in one shape, got params of type str. {ARRAY}"),
     (ran(params=ones(2, dtype=np.int32)), TypeError, "run: params must be floating point, got params int32[2]. Convert it first: params.astype(jax.numpy.float32)."),
+    (ran(params={}), ValueError, "run: params must hold at least one array, got params of type dict. Pass what the loss is to be differentiated by."),
     (ran(optimizer=0.1), TypeError, "run: optimizer must be one of optax, got optimizer of type float. Pass for example optax.sgd(0.1)."),
     (ran(loss=lambda x: x), ValueError, "run: loss must return one real scalar, got loss returning float32[2]. Reduce it to one number, by a sum or a mean."),
     (ran(loss=lambda x: (x, x)), ValueError, "run: loss must return one real scalar, got loss returning of type tuple. Reduce it to one number, by a sum or a mean."),
