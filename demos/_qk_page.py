@@ -64,6 +64,18 @@ def verdicts(r: dict) -> list[str]:
     early, late = min(r["first_over"]), max(r["first_over"])
     passed = f"τ = {tau:g} is passed at steps {early} to {late}"
     passed = passed if late < r["steps"] else f"not every seed passes τ = {tau:g}"
+    seen = f"the largest seen is {most['clipped']:.1f}, {most['clipped'] / tau:.1f} times τ"
+    above = (
+        f"Not true: that no logit is above τ. It acts after the step, on what that step saw: {seen}. It acted in "
+        f"{r['acted']['large']:.0%} of the steps; until it first does, both runs are the same bit for bit: "
+        f"{min(r['first_apart'])} steps at least."
+    )
+    alone = (
+        "That the clip alone changes the end says that the size of W_q and W_k matters; it does not say by what way."
+    )
+    if most["clipped"] <= tau:
+        above = f"Not tried: the clip. It acts on what is above τ alone, and {seen}: it acted in none of the steps."
+        alone = "The clip never acted."
     return [
         f"The logits go from {np.mean(np.array(s['unclipped']['max_logit'])[:, 0]):.1f} to {most['unclipped']:,.0f}; "
         f"{passed}. Nothing overflows: an update of one size cannot, and it stops at nothing either.",
@@ -72,15 +84,12 @@ def verdicts(r: dict) -> list[str]:
         f"{of['broken']} of {n}; there attention does harm.",
         f"The clip: the run ends below plain training in {of['better']} of {n} seeds ({large['clipped']:.3f} against "
         f"{large['unclipped']:.3f}), and below uniform attention in {of['rescued']} of {n}.",
-        f"Not true: that no logit is above τ. It acts after the step, on what that step saw: the largest seen is "
-        f"{most['clipped']:.1f}, {most['clipped'] / tau:.1f} times τ. It acted in {r['acted']['large']:.0%} of the "
-        f"steps; until it first does, both runs are the same bit for bit: {min(r['first_apart'])} steps at least.",
+        above,
         f"Not true: that it replaces a smaller learning rate. At {r['rates']['small']:g} plain training ends at "
         f"{small['unclipped']:.3f}, below the clipped run at {r['rates']['large']:g} in {of['small_better']} of {n} "
         f"seeds. There QK-clip acted in {r['acted']['small']:.0%} of the steps, and ended lower in "
         f"{of['small_helped']} of {n}, by {small['unclipped'] - small['clipped']:.3f} in the mean.",
-        "Not shown: that a large logit is the cause, and not a companion. That the clip alone changes the end says "
-        "that the size of W_q and W_k matters; it does not say by what way.",
+        f"Not shown: that a large logit is the cause, and not a companion. {alone}",
         f"The price of looking: the statistics of {r['long']:,} queries and keys take {mega['statistics']} of "
         f"temporaries, the dense form {mega['reference']} (as XLA plans them; the dense form is compiled, not run).",
     ]

@@ -89,6 +89,9 @@ def not_shown(r: dict) -> list[str]:
     river, money = (float(np.array(k["reader"]["story"]["mean"])[-1, s, [1, 4]].sum()) for s in (0, 1))
     uniform, reader = (float(np.mean(k[kind]["right"]["held"]["mean"])) for kind in ("uniform", "reader"))
     looks = "is much the same; what it finds there differs" if abs(river - money) < 0.25 else "differs as well"
+    carry = "The values carry the sense; attention makes the sum cleaner"
+    if reader <= uniform:
+        carry = "Attention does not make the sum cleaner here"
     right, both = spread(k["reader"]["right"]["held"]), spread(k["reader"]["sense"], (2,))
     unique, agree = "one reader cannot show it: take --readers 2 or more", "what others would say, one cannot show"
     if r["readers"] > 1:
@@ -97,7 +100,7 @@ def not_shown(r: dict) -> list[str]:
         agree = "readers do not agree on what attention they give to either"
     return [
         f"That it is needed: a reader whose attention is held uniform is right of {uniform:.0%}, one that is free of "
-        f"{reader:.0%}. The values carry the sense; attention makes the sum cleaner.",
+        f"{reader:.0%}. {carry}.",
         f"Which sense it is: bank gives {river:.0%} to river and water, and {money:.0%} to money and deposit. Where it "
         f"looks {looks}.",
         f"Anything unique: {unique}.",

@@ -182,6 +182,19 @@ def test_what_takes_several_readers_is_not_said_of_one(results):
     assert "Where it looks differs as well." in " ".join(of(results | {"kinds": apart}))
 
 
+def test_attention_is_said_to_help_only_where_it_did(results):
+    of = importlib.import_module("_text_page").not_shown
+    kinds = dict(results["kinds"])
+    for kind, share in (("reader", 0.5), ("uniform", 0.98)):
+        right = kinds[kind]["right"]
+        held = right["held"] | {"mean": np.full(4, share)}
+        kinds[kind] = kinds[kind] | {"right": right | {"held": held}}
+    helped, hurt = (" ".join(of(r)) for r in (results, results | {"kinds": kinds}))
+    reader, uniform = (np.mean(results["kinds"][kind]["right"]["held"]["mean"]) for kind in ("reader", "uniform"))
+    assert ("attention makes the sum cleaner" in helped) == (reader > uniform)
+    assert "is right of 98%, one that is free of 50%. Attention does not make the sum cleaner here." in hurt
+
+
 def test_the_picture_shows_the_numbers(results):
     png, svg = map(Path, results["pictures"])
     assert svg.exists()

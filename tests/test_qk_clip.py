@@ -140,6 +140,17 @@ def test_the_page_fits_80_columns_and_says_what_was_measured(results):
     json.dumps(results, allow_nan=False)
 
 
+def test_a_clip_that_never_acts_is_not_judged(results):
+    page = importlib.import_module("_qk_page")
+    quiet = jax.tree.map(lambda x: np.minimum(x, 20.0), results["series"]["clipped"]["max_logit"])
+    series = results["series"] | {"clipped": results["series"]["clipped"] | {"max_logit": quiet}}
+    never = " ".join(page.verdicts(results | {"series": series, "acted": {"large": 0.0, "small": 0.0}}))
+    assert "Not tried: the clip. It acts on what is above τ alone, and the largest seen is 20.0, 0.7 times τ" in never
+    for said in ("no logit is above", "changes the end"):
+        assert said in " ".join(page.verdicts(results))
+        assert said not in never
+
+
 def test_the_picture_shows_the_numbers(results):
     png, svg = map(Path, results["pictures"])
     assert svg.exists()
