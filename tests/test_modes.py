@@ -351,6 +351,27 @@ def test_a_second_call_compiles_nothing(caplog):
 
 
 @structure
+def test_a_bare_custom_jvp_in_a_score_written_anew_compiles_anew(caplog):
+    """Its derivative is a function that cannot be compared. The ways out: the score is kept; relu is jitted, once."""
+    q, relu = jnp.ones((3, 2)), jax.jit(jax.nn.relu)
+    kept = lambda a, t, s: jax.nn.relu(a)  # noqa: E731
+
+    def compiles(score):
+        def call():
+            jattn.attention(q, q, q, score=score())
+
+        call()
+        caplog.clear()
+        with jax.log_compiles(True), caplog.at_level(logging.WARNING):
+            call()
+        return any("Compiling" in r.getMessage() for r in caplog.records)
+
+    assert compiles(lambda: lambda a, t, s: jax.nn.relu(a))
+    assert not compiles(lambda: kept)
+    assert not compiles(lambda: lambda a, t, s: relu(a))
+
+
+@structure
 def test_donated_buffers_are_used():
     """The gradient of q, k and v takes their places; the control: of a donated lse nobody can make use."""
     x = {n: jnp.copy(a) for n, a in arguments().items() if n in "qkv"}  # NumPy's own memory could not be given away
