@@ -111,13 +111,14 @@ def measured(**options):
     return lambda: _attend.measure_heads(ones(T, 4, 6), ones(S, 2, 6), **({"rows": ()} | options))
 
 
-def interface(attention_mask):
+def interface(attention_mask, **options):
     x = ones(2, 4, T, 6)
-    return lambda: transformers.attention_interface(None, x, x, x, attention_mask)
+    return lambda: transformers.attention_interface(None, x, x, x, attention_mask, **options)
 
 
 HOSTS = [
     (interface(ones(2, 1, T, T, dtype=np.int32)), TypeError, "attention_interface: attention_mask must be boolean or floating point, got attention_mask int32[2, 1, 13, 13]. Of ones where a pair is allowed make booleans: attention_mask != 0."),
+    (interface(None, sliding_window=5), ValueError, "attention_interface: a sliding_window is causal, or in a mask, got sliding_window 5 and S 13. Pass is_causal=True, or the attention_mask."),
     (measured(local_window_size=3), TypeError, "hosts: each option of what is measured must be known, got option local_window_size. Measured are heads that share score, sink, scale, q_positions, k_positions; say lengths and windows with jattn.masks."),
     (measured(rows=ones(2)), TypeError, "hosts: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
     (measured(rows=ones(2, 2, dtype=np.int32)), ValueError, "hosts: rows must have the axes [R], got rows [2, 2]. Pass a list of row numbers, as in rows=jax.numpy.array([2])."),

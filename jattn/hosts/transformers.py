@@ -47,7 +47,7 @@ def attention_interface(
         is given it says everything: `is_causal` and `sliding_window` are those of a call without one.
       scaling: what the dot products are multiplied by; 1/√H if None.
       dropout: the share of weights to drop. dropout_key: a key of jax.random, which torch has no need of.
-      sliding_window: how many tokens a query attends at most, itself included.
+      sliding_window: how many tokens a query attends at most, itself included, where `is_causal`.
       softcap: c of c · tanh(score / c), before any mask.
       s_aux: sinks, [N].
       position_bias: added to the scores, of a shape that broadcasts to [B, N, T, S].
@@ -58,7 +58,8 @@ def attention_interface(
       (out [B, T, N, Hv], None): no weights.
 
     Raises:
-      TypeError, ValueError: as `dot_product_attention`; or attention_mask holds whole numbers.
+      TypeError, ValueError: as `dot_product_attention`; or attention_mask holds whole numbers;
+        or there are more keys than sliding_window, and neither `is_causal` nor attention_mask.
 
     Memory: linear in T and S; a mask of T × S is the caller's own.
 
@@ -78,6 +79,10 @@ def attention_interface(
             mask = masks.window(left=sliding_window - 1, right=0)
         elif is_causal:
             mask = masks.causal()
+        elif sliding_window is not None and S > sliding_window:  # transformers itself means w or w − 1 on each side
+            must, remedy = "a sliding_window is causal, or in a mask", "Pass is_causal=True, or the attention_mask."
+            got = {"sliding_window": str(sliding_window), "S": str(S)}
+            _errors.fail(ValueError, "attention_interface", must, remedy, **got)
     else:
         given = _errors.array("attention_interface", "attention_mask", attention_mask)
         if given.dtype == jnp.bool_:
