@@ -298,8 +298,8 @@ def check_loss(caller: str, loss: Loss, params: Tree, data: Data) -> Tree:
         _errors.fail(TypeError, caller, "data must be a tuple", remedy, **got)
     params = jax.tree.map(lambda x: _errors.array(caller, "params", x), params)
     if not jax.tree.leaves(params):
-        remedy, got = "Pass what the loss is to be differentiated by.", {"params": f"of type {type(params).__name__}"}
-        _errors.fail(ValueError, caller, "params must hold at least one array", remedy, **got)
+        must, remedy = "params must hold at least one array", "Pass what the loss is to be differentiated by."
+        _errors.fail(ValueError, caller, must, remedy, params=f"of type {type(params).__name__}")
     for x in jax.tree.leaves(params):
         _errors.floating(caller, params=x)
     made = jax.eval_shape(loss, params, *data)
