@@ -79,7 +79,7 @@ def attention_interface(
             mask = masks.window(left=sliding_window - 1, right=0)
         elif is_causal:
             mask = masks.causal()
-        elif sliding_window is not None and S > sliding_window:  # transformers itself means w or w − 1 on each side
+        elif sliding_window is not None and sliding_window < S:  # transformers itself means w or w − 1 on each side
             must, remedy = "a sliding_window is causal, or in a mask", "Pass is_causal=True, or the attention_mask."
             got = {"sliding_window": str(sliding_window), "S": str(S)}
             _errors.fail(ValueError, "attention_interface", must, remedy, **got)
