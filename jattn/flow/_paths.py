@@ -151,7 +151,8 @@ def run(
     Thousands of runs are one call: map it with jax.vmap over `params`, `data`, or `state` (with
     optax.inject_hyperparams that is where learning rates and other hyper-parameters live), or over anything that an
     optimiser made inside the mapped function was made from. Arrays that are sharded over a mesh stay where they are,
-    and it may be called within jax.shard_map.
+    and it may be called within jax.shard_map: where the loss or a rate differs between devices, so must `params`, by
+    jax.lax.pcast(params, axis_name, to="varying") of what is a constant.
 
     Args:
       loss: loss(params, *data) -> scalar. Keep one function object and it is compiled once.
