@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from jattn import cache
+from jattn import cache, masks
 
 B, Hkv, S, D, Dv, T = 2, 2, 7, 5, 3, 4
 
@@ -40,10 +40,15 @@ def crowded():
     return cache.share(cache.append(c, x, x, lengths=np.array([3, 0])), 0, np.array([1]))
 
 
+def both(mask):
+    return lambda: cache.cascade(ones(B, 4, 2, D), made(B=1), made(), mask=mask)
+
+
 PAGED = cache.paged(B, Hkv, S, D, pages=3)
 MAKE = "Make one with jattn.cache: contiguous, ring or paged."
 K_MAJOR = "Heads stand before tokens: jax.numpy.swapaxes(x, 1, 2) turns [B, T, Hkv, D]."
 Q_MAJOR = "Heads stand before tokens: jax.numpy.swapaxes(x, 1, 2) turns [B, T, H, D]."
+PLACED = "Say it by positions, as masks.causal, masks.window and masks.where do."
 ROWS = "Pass numbers of rows, as in jax.numpy.array([2])."
 
 CACHE = [
@@ -87,4 +92,7 @@ CACHE = [
     (lambda: cache.cascade(ones(B, 4, 1, D), made(), made()), ValueError, "cascade: prefix must have one row, got prefix of 2 rows. Make it with B=1: all rows share it."),
     (lambda: cache.cascade(ones(B, 4, 1, D), cache.contiguous(1, 1, S, D, Dv), made()), ValueError, "cascade: prefix and cache must agree in Hkv, D and Dv, got prefix [1, 1, 7, 5] of Dv 3 and cache [2, 2, 7, 5] of Dv 3. Make both for the same heads and widths."),
     (lambda: cache.cascade(ones(B, 4, 1, D), cache.contiguous(1, Hkv, S, D, 4), made()), ValueError, "cascade: prefix and cache must agree in Hkv, D and Dv, got prefix [1, 2, 7, 5] of Dv 4 and cache [2, 2, 7, 5] of Dv 3. Make both for the same heads and widths."),
+    (both(masks.causal() & masks.dense(ones(2, S, dtype=bool))), ValueError, f"cascade: mask must not look at the rows of an array, of which prefix and cache hold a piece each, got mask dense. {PLACED}"),
+    (both(masks.segments(whole(2), whole(S))), ValueError, f"cascade: mask must not look at the rows of an array, of which prefix and cache hold a piece each, got mask segments. {PLACED}"),
+    (both(~masks.lengths(q=1)), ValueError, f"cascade: mask must not look at the rows of an array, of which prefix and cache hold a piece each, got mask lengths. {PLACED}"),
 ]  # fmt: skip

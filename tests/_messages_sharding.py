@@ -113,6 +113,8 @@ def halves(name, spec):
 SHARDING = [
     (explicit, ValueError, "attention: on an explicit mesh only batch and heads may be sharded, got an operand float32[8@seq,5]. Use jattn.sharding.attention for a sharded sequence, or jax.sharding.reshard before."),
     (lambda: sharding.ring(ones(1, T, H, D), ones(1, T, 2, D), ones(1, T, 2, Dv), axis_name="seq"), ValueError, f"ring: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'seq'. {BOUND}"),
+    (inside(axis_name=["seq"]), TypeError, "ring: axis_name must be a mesh axis, or a tuple of them, got axis_name of type list. Write several as ('a', 'b')."),
+    (over(spec=(None, ["seq"])), TypeError, "attention: each entry of spec must be None, a mesh axis, or a tuple of them, got spec (None, ['seq']). Write several as ('a', 'b')."),
     (inside("tree", axis_name="rows"), ValueError, f"tree: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'rows'. {BOUND}"),
     (inside(q=ones(T, D), specs={"q": P("seq"), "k": P(None, "seq"), "v": P(None, "seq")}), ValueError, f"ring: q must have the axes [*B, T/P, H, D], got q [4, 5]. {LOCAL}"),
     (inside(k=ones(1, T, 2, 4)), ValueError, "ring: q, k and v must fit each other, got q [1, 4, 4, 5] and k [1, 4, 2, 4] and v [1, 4, 2, 3]. Give q and k the same *B and D, k and v the same *B, S and Hkv."),

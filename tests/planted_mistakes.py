@@ -565,6 +565,9 @@ plant("queries of short rows placed as those of long ones", CACHED, "(T if n is 
       GONE, "cache.py::test_every_step_equals_the_whole_sequence_in_float32")
 plant("a sink that joins prefix and own tokens", CACHED, "sink=None,  # it joins the denominator once", "sink=x.sink,",
       "cache.py::test_a_cascade_is_attention_over_prefix_and_own_tokens")
+plant("partials of a cascade merged by lse", CACHED, "heads.merge_heads(m, 1), heads.merge_heads(log_sum, 1)",
+      "heads.merge_heads(m + log_sum, 1), heads.merge_heads(0 * log_sum, 1)",
+      "cache.py::test_a_cascade_counts_keys_at_logits_beside_which_their_logarithm_is_lost")
 plant("a row without pages that takes those of the rows behind it", "jattn/cache/_pages.py",
       "return ~jax.lax.while_loop(too_many, refuse, refuse(need > count))",
       "return (need == 0) | (jnp.cumsum(need) <= count)",

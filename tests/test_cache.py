@@ -706,3 +706,32 @@ def test_a_cascade_is_attention_over_prefix_and_own_tokens(kind):
         assert_close(got[0], want[0, :, n : n + 3], ulps=64)
         assert_close(got[1, :, :1], want[1, :, n : n + 1], ulps=64)
         assert not got[1, :, 1:].any()
+
+
+def cascaded(q, k, v, n):
+    """Every row's first n tokens are those of row 0, in a prefix; the others its own."""
+    dtype, (_, heads, S, width) = k.dtype, k.shape
+    prefix = cache.contiguous(1, heads, n, width, v.shape[3], dtype=dtype)
+    own = cache.contiguous(len(k), heads, S - n, width, v.shape[3], dtype=dtype, start=n)
+    prefix = append(prefix, k[:1, :, :n], v[:1, :, :n])
+    return cascade(q, prefix, append(own, k[:, :, n:], v[:, :, n:]))
+
+
+@pytest.mark.structure
+def test_a_cascade_rounds_once_as_one_cache_does():
+    """Where values cancel, partials that were rounded before they are merged are off by many ulps."""
+    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in sequences(np.float32))
+    got = cascaded(q[:, :, -2:], k, v, 13)
+    want = cascaded(*(x.astype(jnp.float32) for x in (q[:, :, -2:], k, v)), 13)
+    assert got.dtype == jnp.bfloat16
+    off = np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)) / np.abs(np.asarray(want, np.float64))
+    assert off.max() <= 0.5001 * jnp.finfo(jnp.bfloat16).eps
+
+
+@pytest.mark.structure
+def test_a_cascade_counts_keys_at_logits_beside_which_their_logarithm_is_lost():
+    """Of five equal keys, four in the prefix and one of each row: the mean of their values."""
+    q, k = np.full((B, 1, 1, 1), 2.0**13, np.float32), np.full((B, 1, 5, 1), 2.0**13, np.float32)
+    v = np.broadcast_to(normal(1, 1, 5, Dv, dtype=np.float32), (B, 1, 5, Dv))
+    got = cascaded(q, k, v, 4)
+    np.testing.assert_allclose(got[:, 0, 0], v[:, 0].mean(1), rtol=1e-6)

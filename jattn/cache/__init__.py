@@ -10,8 +10,9 @@ them:
 
 Every token carries its position, so that masks and scores are right wherever it lies in the buffer. Buffers are heads
 major, [B, Hkv, S, D], the order in which a matrix product reads them without a transpose. With `dtype=jnp.int8` each
-of them keeps bytes and one scale per head and token (`quantised` says how far that may be off). Under `jax.jit` with
-`donate_argnums` for the cache, appending writes in place.
+of them keeps bytes and one scale per head and token (`quantised` says how far that may be off); a gradient reaches k
+and v through these scales alone, since rounding has none. Under `jax.jit` with `donate_argnums` for the cache,
+appending writes in place.
 """
 
 from jattn.cache._append import append, free, next_positions

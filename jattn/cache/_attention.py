@@ -7,16 +7,16 @@ import jax.numpy as jnp
 
 from jattn import _errors, masks
 from jattn._numerics import nan_where
-from jattn._types import Array, ArrayLike, Float, Integer, Numeric, Partial, ScoreModifier
+from jattn._types import Array, ArrayLike, Float, Integer, Numeric, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
-from jattn.cache._decode import CacheQueries, decode, prefill
+from jattn.cache._decode import CacheQueries, Unrounded, decode, prefill
 from jattn.cache._store import Cache
 from jattn.cache._validate import shape_of
 from jattn.engine import tuning
 from jattn.engine.score import hoist_closure
 from jattn.masks import Mask
-from jattn.partials import merge
+from jattn.partials import merge_finished
 
 
 class CacheAttentionOptions(TypedDict, total=False):
@@ -104,9 +104,10 @@ def attention(
       >>> bool(jnp.allclose(last, whole[:, :, 5:], atol=1e-6))
       True
     """
-    x = _queries("attention", q, cache, mask, sink, scale, lengths, q_positions)
-    out, lse = _partial("attention", x, cache, score)
-    return (out, lse) if return_lse else out
+    x = _queries("attention", q, mask, sink, scale, lengths, q_positions, cache)
+    out, m, log_sum = _partial("attention", x, cache, score)
+    out = out.astype(_dtype_of_out(x, cache))
+    return (out, m + log_sum) if return_lse else out
 
 
 @overload
@@ -145,6 +146,7 @@ def cascade(
         merge(attention of all B · T queries over the prefix, attention of each row over its own tokens)
 
     The prefix is kept once and read once, whatever B: its keys and the queries of all rows are in one matrix product.
+    What is merged is not rounded before.
 
     Args:
       q: [B, H, T, D], as in `attention`.
@@ -157,7 +159,7 @@ def cascade(
 
     Raises:
       TypeError, ValueError: as `attention`; or the prefix has more than one row, or has not the heads and widths of the
-        cache.
+        cache; or the mask counts rows, or holds an entry for each, as `masks.dense` and `masks.segments` do.
 
     Memory: as `attention` of both; the prefix is not copied.
 
@@ -177,7 +179,7 @@ def cascade(
     if shape_of(caller, prefix, "prefix")[0] != 1:
         got = {"prefix": f"of {prefix.length.shape[0]} rows"}
         _errors.fail(ValueError, caller, "prefix must have one row", "Make it with B=1: all rows share it.", **got)
-    x = _queries(caller, q, cache, mask, sink, scale, lengths, q_positions)
+    x = _queries(caller, q, mask, sink, scale, lengths, q_positions, cache, prefix)
     both = {"prefix": prefix, "cache": cache}
     if len({shape_of(caller, c)[1:] for c in both.values()}) > 1:
         remedy = "Make both for the same heads and widths."
@@ -185,6 +187,7 @@ def cascade(
         _errors.fail(ValueError, caller, "prefix and cache must agree in Hkv, D and Dv", remedy, **got)
     B, Hkv, G, T, D = x.q.shape
 
+    x = x._replace(mask=None if x.mask is None else x.mask.map_leaves(_of_both))
     x = x._replace(mask=seen(cache, x.mask))  # the window of a ring reaches into the prefix
 
     def together(a: jax.Array) -> jax.Array:
@@ -196,11 +199,23 @@ def cascade(
         filled=None if x.filled is None else together(x.filled),
         sink=None,  # it joins the denominator once
     )
-    out, lse = _partial(caller, folded, prefix, score)
-    out = out.reshape(Hkv * G, B, T, out.shape[3]).swapaxes(0, 1)
-    lse = lse.reshape(Hkv * G, B, T).swapaxes(0, 1)
-    out, lse = merge((out, lse), _partial(caller, x, cache, score))
-    return (out, lse) if return_lse else out
+    common = [a.reshape(Hkv * G, B, T, *a.shape[3:]).swapaxes(0, 1) for a in _partial(caller, folded, prefix, score)]
+    out, m, log_sum = merge_finished(common, _partial(caller, x, cache, score))
+    out = out.astype(jnp.promote_types(_dtype_of_out(x, prefix), _dtype_of_out(x, cache)))
+    return (out, m + log_sum) if return_lse else out
+
+
+def _of_both(mask: Mask) -> Mask:
+    """Refuses what tells rows by their number in one array: those of prefix and cache would have the same."""
+    if mask.counts_rows or any(mask.split_qk().leaf_axes()):
+        must = "mask must not look at the rows of an array, of which prefix and cache hold a piece each"
+        remedy = "Say it by positions, as masks.causal, masks.window and masks.where do."
+        _errors.fail(ValueError, "cascade", must, remedy, mask=type(mask).__name__.lower())
+    return mask
+
+
+def _dtype_of_out(x: CacheQueries, cache: Cache) -> Any:
+    return cache.store.v.dtype if cache.store.v_scale is None else x.q.dtype
 
 
 def seen(cache: Cache, mask: Mask | None) -> Mask | None:
@@ -217,9 +232,9 @@ def shape_in_words(cache: Cache) -> str:
 
 
 def _queries(
-    caller: str, q: Any, cache: Any, mask: Any, sink: Any, scale: Any, lengths: Any, q_positions: Any
+    caller: str, q: Any, mask: Any, sink: Any, scale: Any, lengths: Any, q_positions: Any, cache: Any, *prefix: Cache
 ) -> CacheQueries:
-    """The arguments of `attention` and `cascade`, validated."""
+    """The arguments of `attention` and `cascade`, validated. The scale has the dtype of the arithmetic."""
     B, Hkv, D, _ = shape_of(caller, cache)
     q = _errors.array(caller, "q", q)
     remedy = "Heads stand before tokens: jax.numpy.swapaxes(x, 1, 2) turns [B, T, H, D]."
@@ -236,7 +251,7 @@ def _queries(
     if sink is not None:
         sink = heads.sink_per_head(caller, sink, H)
         sink = heads.split_heads(jnp.broadcast_to(sink, (H,)), Hkv)
-    dtype = _errors.wide(q, cache.store.k, cache.store.v)
+    dtype = _errors.wide(q, *(x for c in (cache, *prefix) for x in (c.store.k, c.store.v)))
     scale = D**-0.5 if scale is None else options.scale_array(caller, scale)
     n = positions = None
     if lengths is not None:
@@ -250,8 +265,8 @@ def _queries(
     return CacheQueries(heads.split_heads(q, Hkv, 1), positions, filled, sink, jnp.asarray(scale, dtype), mask)
 
 
-def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | None) -> Partial:
-    """(out [B, H, T, Dv], lse [B, H, T]) of the queries over one cache."""
+def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | None) -> Unrounded:
+    """(out [B, H, T, Dv], m [B, H, T], log_sum [B, H, T]) of the queries over one cache."""
     B, _, G, T, _ = x.q.shape
     x = x._replace(mask=seen(cache, x.mask))
     if x.mask is not None:
@@ -272,8 +287,7 @@ def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | 
             got = {"T": str(T), "cache": f"of {cache.capacity} tokens"}
             _errors.fail(ValueError, caller, "the ring must still hold what each query sees", remedy, **got)
         wrong = wrong | lost
-    out, lse = (decode if G * T <= tuning.DECODE_ROWS else prefill)(x, cache, closed)
+    out, m, log_sum = (decode if G * T <= tuning.DECODE_ROWS else prefill)(x, cache, closed)
     wrong = wrong[:, None, None]
-    out, lse = nan_where(wrong[..., None], out), nan_where(wrong, lse)
-    dtype = cache.store.v.dtype if cache.store.v_scale is None else x.q.dtype
-    return heads.merge_heads(out, 1).astype(dtype), heads.merge_heads(lse, 1)
+    out, m = nan_where(wrong[..., None], out), nan_where(wrong, m)
+    return heads.merge_heads(out, 1), heads.merge_heads(m, 1), heads.merge_heads(log_sum, 1)

@@ -8,14 +8,18 @@ import jax.numpy as jnp
 
 from jattn import masks
 from jattn._numerics import match_varying_trees, nan_where, zero_nonfinite_rows
-from jattn._types import Array, Bool, Float, Integer, Partial
+from jattn._types import Array, Bool, Float, Integer
 from jattn.arguments.heads import vmap_heads
 from jattn.cache._pages import Paged
 from jattn.cache._store import Cache, Store, slots
 from jattn.engine import tile, tuning
-from jattn.engine.attend import attend
+from jattn.engine.attend import attend_unrounded
+from jattn.engine.plan import Operands
 from jattn.masks import Mask
 from jattn.partials import SoftmaxState
+
+Unrounded = tuple[jax.Array, jax.Array, jax.Array]
+"""(out, m, log_sum) in the dtype of the arithmetic; lse = m + log_sum."""
 
 
 class CacheQueries(NamedTuple):
@@ -65,7 +69,7 @@ def attend_chunk(score: Any, row: ChunkRow, state: SoftmaxState, q: Any, kv: Sto
 
 
 @partial(jax.jit, static_argnames="score")
-def decode(x: CacheQueries, cache: Cache, score: Any) -> Partial:
+def decode(x: CacheQueries, cache: Cache, score: Any) -> Unrounded:
     """Few queries: a chunk of the tokens of every row at a time, as far as the longest row goes."""
     B, Hkv, G, T, D = x.q.shape
     dtype = x.scale.dtype
@@ -104,8 +108,7 @@ def decode(x: CacheQueries, cache: Cache, score: Any) -> Partial:
             return jax.lax.cond(j * n < longest, step, lambda state, j: state, state, j), None
 
         state = jax.lax.scan(visit, state, jnp.arange(steps, dtype=jnp.int32))[0]
-    out, m, log_sum = state.finish()
-    return out, m + log_sum
+    return state.finish()
 
 
 def chunk_size(cache: Cache, dtype: Any) -> int:
@@ -130,7 +133,7 @@ def load_chunk(cache: Cache, j: jax.Array, n: int) -> tuple[Store, jax.Array, Bo
 
 
 @partial(jax.jit, static_argnames="score")
-def prefill(x: CacheQueries, cache: Cache, score: Any) -> Partial:
+def prefill(x: CacheQueries, cache: Cache, score: Any) -> Unrounded:
     """Many queries: the tiles of the engine, which skip what the mask rules out."""
     every = cache.store
     if isinstance(cache, Paged):
@@ -151,18 +154,17 @@ def prefill(x: CacheQueries, cache: Cache, score: Any) -> Partial:
 
     k, v = plain(every.k, every.k_scale), plain(every.v, every.v_scale)
 
-    def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Partial:
+    def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Unrounded:
         mask = masks.lengths(k=own["length"])
         mask = mask if x.mask is None else x.mask & mask
         mask = mask if own["filled"] is None else mask & masks.dense(own["filled"][:, None])
         closed = None if score is None else lambda ell, t, s: score(x.captured, ell, t, s)
-        return attend(
-            q, k, v, mask=mask, score=closed, sink=own["sink"], scale=x.scale, q_positions=own["q_positions"],
-            k_positions=own["k_positions"],
-        )  # fmt: skip
+        one = Operands(q, k, v, sink=own["sink"], scale=x.scale, mask=mask)
+        return attend_unrounded(one._replace(q_positions=own["q_positions"], k_positions=own["k_positions"]), closed)
 
     own = {"length": cache.length, "filled": x.filled, "sink": x.sink, "q_positions": x.positions,
            "k_positions": every.positions}  # fmt: skip
     per_head: dict[str, Any] = dict.fromkeys(own) | {"sink": 0}
     per_row = dict.fromkeys(own, 0) | {"sink": None}
-    return vmap_heads(head, [per_row, per_head, per_head])(x.q, k, v, own)
+    found: Unrounded = vmap_heads(head, [per_row, per_head, per_head])(x.q, k, v, own)
+    return found

@@ -104,7 +104,8 @@ def quantised(x: Float[AnyArray, "*n D"]) -> tuple[Integer[Array, "*n D"], Float
       x: [*n, D], floating point and finite.
 
     Returns:
-      (bytes [*n, D] in int8, scale [*n] in float32).
+      (bytes [*n, D] in int8, scale [*n] in float32). Rounding has no derivative: a gradient reaches x through the scale
+      alone, at the largest entry of each vector.
 
     Raises:
       TypeError: x is not floating point.

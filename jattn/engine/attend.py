@@ -49,14 +49,21 @@ def attend(
     if T == 0 or S == 0:  # no tile at all: the definition is short enough
         allowed = None if mask is None else jnp.zeros((T, S), bool)
         return reference.attention(q, k, v, mask=allowed, sink=sink)
-    plan, x = make_plan(
-        Operands(q, k, v, bias, sink, scale, (), mask, q_positions, k_positions, dropout), score, tile, implementation
-    )
-    leaves, tree = jax.tree.flatten(x)
-    out, m, log_sum = batched_call(Forward(plan, tree), *leaves)
+    x = Operands(q, k, v, bias, sink, scale, (), mask, q_positions, k_positions, dropout)
+    out, m, log_sum = attend_unrounded(x, score, tile, implementation)
     if dropout is not None and isinstance(dropout[1], jax.core.Tracer):
         out *= _as_constant(1 - dropout[1]).astype(out.dtype)
     return out.astype(v.dtype), m + log_sum
+
+
+def attend_unrounded(
+    x: Operands, score: ScoreModifier | None, tile: tuple[int, int] | None = None, implementation: str | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(out, m, log_sum) of one head with queries and keys, in the dtype of the arithmetic; lse = m + log_sum."""
+    plan, x = make_plan(x, score, tile, implementation)
+    leaves, tree = jax.tree.flatten(x)
+    out, m, log_sum = batched_call(Forward(plan, tree), *leaves)
+    return out, m, log_sum
 
 
 def _mask_leaf(x: Any) -> Any:

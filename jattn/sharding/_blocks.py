@@ -1,6 +1,7 @@
 """What every scheme starts from: local blocks that fit, where their rows stand, and what a mask knows of each side."""
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any, TypedDict, Unpack
 
 import jax
@@ -116,6 +117,10 @@ def varying_along(x: jax.Array, axis_name: Any) -> list[Any]:
 
 def devices(caller: str, axis_name: Any) -> int:
     """How many devices lie along an axis of the surrounding `jax.shard_map`."""
+    if not isinstance(axis_name, Hashable):
+        got = {"axis_name": f"of type {type(axis_name).__name__}"}
+        remedy = "Write several as ('a', 'b')."
+        _errors.fail(TypeError, caller, "axis_name must be a mesh axis, or a tuple of them", remedy, **got)
     try:
         return jax.lax.axis_size(axis_name)
     except (NameError, TypeError, KeyError):

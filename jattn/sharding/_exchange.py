@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn.arguments.heads import merge_heads, rows_before_heads, split_heads, vmap_heads
-from jattn.engine.attend import make_plan
+from jattn.engine.attend import attend_unrounded, make_plan
 from jattn.engine.batching import batched_call
-from jattn.engine.forward import Forward
 from jattn.engine.plan import Operands
 from jattn.sharding._blocks import LocalBlocks, hop_distances, leaf_axes
 from jattn.sharding._ring import EACH, MappedHead, RingForward, RingSchedule
@@ -58,18 +57,16 @@ def ring_attention(b: LocalBlocks, axis_name: Any) -> tuple[jax.Array, jax.Array
 
 def attend_local(b: LocalBlocks) -> tuple[jax.Array, jax.Array]:
     """(out [B, Hkv, G, T, Dv], lse [B, Hkv, G, T]) over the keys of this device."""
-    out, m, log_sum = attend_unrounded(b)
+    out, m, log_sum = attend_local_unrounded(b)
     return out.astype(b.v.dtype), m + log_sum
 
 
-def attend_unrounded(b: LocalBlocks) -> tuple[jax.Array, jax.Array, jax.Array]:
+def attend_local_unrounded(b: LocalBlocks) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(out, m, log_sum) over the keys of this device, in the dtype of the arithmetic: the one-device engine, mapped."""
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, sink: Any) -> Any:
         one = Operands(q, k, v, sink=sink, scale=b.scale, mask=b.mask)
-        plan, x = make_plan(one._replace(q_positions=b.q_positions, k_positions=b.k_positions), b.score, None)
-        leaves, tree = jax.tree.flatten(x)
-        return tuple(batched_call(Forward(plan, tree), *leaves))
+        return attend_unrounded(one._replace(q_positions=b.q_positions, k_positions=b.k_positions), b.score)
 
     own = 0 if b.sink is not None and b.sink.ndim else None
     found: tuple[jax.Array, jax.Array, jax.Array] = vmap_heads(head, [None, own, own])(b.q, b.k, b.v, b.sink)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Hashable
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import jax
@@ -178,6 +179,9 @@ def _validate_mesh(caller: str, mesh: Any, spec: Any) -> None:
         got = {"spec": f"of type {type(spec).__name__}"}
         remedy = "Name the mesh axis of each axis [*B, T, H], as in jax.sharding.PartitionSpec('data', 'seq')."
         _errors.fail(TypeError, caller, "spec must be a PartitionSpec", remedy, **got)
+    if not all(isinstance(entry, Hashable) for entry in spec):
+        must = "each entry of spec must be None, a mesh axis, or a tuple of them"
+        _errors.fail(TypeError, caller, must, "Write several as ('a', 'b').", spec=str(spec))
     if any(name not in mesh.shape for entry in spec for name in _names(entry)):
         got = {"spec": str(spec), "mesh": f"of the axes {', '.join(map(repr, mesh.shape))}"}
         _errors.fail(ValueError, caller, "spec must name axes of the mesh", "Name one of these, or None.", **got)

@@ -14,7 +14,7 @@ from jattn.sharding._blocks import SchemeOptions, devices, local_blocks, varying
 from jattn.sharding._exchange import (
     all_gather,
     attend_local,
-    attend_unrounded,
+    attend_local_unrounded,
     gather_metadata,
     heads_to_sequence,
     ring_attention,
@@ -263,7 +263,7 @@ def tree(
         got = {"q": f"varying along {varying[0]!r}"}
         _errors.fail(ValueError, caller, "q must be the same on every device of the axis", remedy, **got)
     b = local_blocks(caller, q, k, v, axis_name, q_whole=True, **options)
-    own, m, log_sum = attend_unrounded(dataclasses.replace(b, sink=None))  # it joins the denominator once
+    own, m, log_sum = attend_local_unrounded(dataclasses.replace(b, sink=None))  # it joins the denominator once
     lowest = jnp.float32(-jnp.inf) if b.sink is None else b.sink[None, ..., None] if b.sink.ndim else b.sink
     lowest = jnp.broadcast_to(lowest, m.shape).astype(m.dtype)
     out, lse = merge_devices(own, m, log_sum, axis_name, lowest)
