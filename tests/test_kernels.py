@@ -26,7 +26,7 @@ from jattn.engine.attend import make_plan
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels
 from jattn.engine.forward import Forward
-from jattn.engine.kernels import passes, tpu
+from jattn.engine.kernels import passes, support, tpu
 from jattn.engine.kernels.score import by_distance as looks_up_distances
 from jattn.engine.kernels.score import kernel_score
 from jattn.engine.plan import Operands
@@ -676,6 +676,19 @@ def test_a_class_of_masks_of_a_users_own_is_tried_and_runs_as_loops_where_it_can
     f = lambda *x: jattn.attention(*x, mask=Sorted() & masks.causal(), tile=TILE)  # noqa: E731
     (found,) = jattn.implementations(f, *head(), platform="tpu")
     assert found.reason.startswith("what the score modifier or mask computes cannot be lowered there"), found
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize(("platform", "tile"), [("tpu", (128, 256)), ("gpu", (64, 128))])
+def test_a_tile_longer_than_all_rows_is_a_tile_of_the_kernels(platform, tile, monkeypatch):
+    """Of loops it is as long as the rows; of kernels as the next of their sizes. A length that is no size and less than
+    the rows has no kernel."""
+    x = head(T=50, S=120, D=16, Dv=16)
+    f = lambda *x, tile=tile: jattn.attention(*x, tile=tile, implementation="kernel")  # noqa: E731
+    monkeypatch.setattr(support, "gpu_is_known", lambda: True)
+    assert jattn.implementations(f, *x, platform=platform) == (("forward", True, ""),)
+    (found,) = jattn.implementations(functools.partial(f, tile=(48, 128)), *x, platform=platform)
+    assert found.reason.startswith("tile=(48, 128) is not of")
 
 
 @pytest.mark.structure

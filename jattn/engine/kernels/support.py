@@ -78,7 +78,22 @@ def _run_on(platform: str) -> Callable[..., list[jax.Array]]:
 def for_kernels(fun: PlannedFunction, platform: str) -> PlannedFunction:
     """A pass as it is planned for a platform, or for the one whose kernels are to be interpreted."""
     platform = INTERPRETED if fun.plan.implementation == "interpret" else platform
-    return dataclasses.replace(fun, plan=fun.plan.for_platform(platform))
+    return dataclasses.replace(fun, plan=in_whole_tiles(fun.plan.for_platform(platform)))
+
+
+def in_whole_tiles(plan: Plan) -> Plan:
+    """The plan with a tile that holds all rows, as a caller's that was longer does, in a size of kernels."""
+    if not (plan.tile_given and plan.static_lengths):
+        return plan
+
+    def of_kernels(tile: int, rows: int) -> int:
+        if tile < rows:
+            return tile
+        if plan.platform == "gpu":
+            return next((size for size in tuning.GPU_TILE_SIZES if size >= rows), tile)
+        return -(-rows // tuning.LANES) * tuning.LANES
+
+    return dataclasses.replace(plan, q_tile=of_kernels(plan.q_tile, plan.T), k_tile=of_kernels(plan.k_tile, plan.S))
 
 
 def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> str | None:
