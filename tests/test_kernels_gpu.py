@@ -191,6 +191,13 @@ def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two(dtype):
 
 
 @is_lowered
+@pytest.mark.parametrize("mask", [~masks.empty(), ~masks.full() | masks.causal()], ids=["full", "causal"])
+def test_a_constant_mask_that_is_negated_is_lowered(mask):
+    f = lambda *x: jattn.attention(*x, mask=mask, implementation="kernel")  # noqa: E731
+    assert kernels_in(f, *head(T=S, S=S)) == 1
+
+
+@is_lowered
 @pytest.mark.parametrize("name", ["dropout", "tables"])
 def test_with_x64_the_kernels_are_lowered(name, x64):
     """Beside numbers of float64, which a tile rounds."""

@@ -102,7 +102,7 @@ class Constant(Mask):
     allowed: bool = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
-        return jnp.full((), self.allowed)
+        return jnp.full(q.numbers.shape, self.allowed)  # Triton negates no literal
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
         return FULL if self.allowed else EMPTY
