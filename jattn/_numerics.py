@@ -16,6 +16,12 @@ def is_half(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
 
 
+def promoted(*dtypes: Any) -> Any:
+    """The dtype that these promote to, with jax_numpy_dtype_promotion="strict" too."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*dtypes)
+
+
 def below(x: jax.Array, top: jax.Array) -> jax.Array:
     """x − top for x ≤ top, where the largest is exactly 0 by comparison; its derivative is that of x − top.
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._numerics import below, finite_or_zero
+from jattn._numerics import below, finite_or_zero, promoted
 from jattn._types import Partial
 
 
@@ -179,7 +179,7 @@ def merge(a: Partial, b: Partial) -> Partial:
     zero = jnp.zeros(lse_a.shape, dtype)
     parts = [(out.astype(dtype), lse.astype(dtype), zero) for out, lse in ((out_a, lse_a), (out_b, lse_b))]
     out, m, log_sum = merge_finished(*parts)
-    return out.astype(jnp.promote_types(out_a.dtype, out_b.dtype)), m + log_sum
+    return out.astype(promoted(out_a.dtype, out_b.dtype)), m + log_sum
 
 
 def _partial(name: str, x: Any) -> tuple[jax.Array, jax.Array]:

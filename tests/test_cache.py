@@ -735,3 +735,17 @@ def test_a_cascade_counts_keys_at_logits_beside_which_their_logarithm_is_lost():
     v = np.broadcast_to(normal(1, 1, 5, Dv, dtype=np.float32), (B, 1, 5, Dv))
     got = cascaded(q, k, v, 4)
     np.testing.assert_allclose(got[:, 0, 0], v[:, 0].mean(1), rtol=1e-6)
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("dtype", [np.int8, np.float16])
+def test_a_prefix_and_own_tokens_may_be_of_different_dtypes(dtype):
+    """The result is in what they promote to, with strict promotion too: bytes count as the dtype of the queries."""
+    q, k, v = sequences(np.float32)
+    kept = np.float32 if dtype == np.int8 else dtype
+    prefix = append(cache.contiguous(1, Hkv, 13, D, Dv, dtype=dtype), *(x[:1, :, :13].astype(kept) for x in (k, v)))
+    own = cache.contiguous(B, Hkv, LONGEST - 13, D, Dv, dtype=jnp.bfloat16, start=13)
+    own = append(own, *(jnp.asarray(x[:, :, 13:], jnp.bfloat16) for x in (k, v)))
+    got = cascade(q[:, :, -2:], prefix, own)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, cascaded(q[:, :, -2:], k, v, 13), atol=2**-5)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
-from jattn._numerics import nan_where
+from jattn._numerics import nan_where, promoted
 from jattn._types import Array, ArrayLike, Float, Integer, Numeric, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
@@ -201,7 +201,7 @@ def cascade(
     )
     common = [a.reshape(Hkv * G, B, T, *a.shape[3:]).swapaxes(0, 1) for a in _partial(caller, folded, prefix, score)]
     out, m, log_sum = merge_finished(common, _partial(caller, x, cache, score))
-    out = out.astype(jnp.promote_types(_dtype_of_out(x, prefix), _dtype_of_out(x, cache)))
+    out = out.astype(promoted(_dtype_of_out(x, prefix), _dtype_of_out(x, cache)))
     return (out, m + log_sum) if return_lse else out
 
 
