@@ -4,6 +4,7 @@
 import numpy as np
 
 from jattn import cache, masks
+from jattn.cache import append
 
 B, Hkv, S, D, Dv, T = 2, 2, 7, 5, 3, 4
 
@@ -20,9 +21,9 @@ def made(B=B, **more):
     return cache.contiguous(B, Hkv, S, D, Dv, **more)
 
 
-def new(**given):
+def new(cache=None, **given):
     names = {"k": ones(B, Hkv, T, D), "v": ones(B, Hkv, T, Dv)} | given
-    return lambda: cache.append(names.pop("cache", None) or made(), **names)
+    return lambda: append(made() if cache is None else cache, **names)
 
 
 def ask(q=None, c=None, **given):
