@@ -167,17 +167,20 @@ def test_a_saturated_row_keeps_its_tail_on_the_page(visit, folder, x64):
 
 
 @only_chromium
-def test_at_1200_pixels_the_weights_of_twelve_keys_and_the_names_of_lines_are_whole(visit, folder):
+def test_at_1200_pixels_the_weights_and_pulls_of_twelve_keys_and_the_names_of_lines_are_whole(visit, folder):
     names = ["Donaudampfschiff", "👩🏽👩🏽👩🏽👩🏽👩🏽👩🏽", *(f"token {i}" for i in range(10))]
     k = np.random.default_rng(5).normal(size=(12, 3))
+    k[5] /= 999  # a pull of many letters
     head = page.weights(softmax(k @ k.T), names, names, keys=k, gains=np.eye(12))
     for n in (8, 12):
-        run = {"q": k[:1], "k": k[:n], "weights": softmax(k[:1] @ k[:n].T)}
+        run = {"q": k[:1] / 99, "k": k[:n], "weights": softmax(k[:1] @ k[:n].T / 99)}
         page.write(folder / f"{n}.html", "Many", page.run(run, names[:n], target=0), head)
         view = visit(f"{n}.html", viewport={"width": 1200, "height": 800})
         cut = "[...document.querySelectorAll('.map')].map(x => x.parentNode.scrollWidth - x.parentNode.clientWidth)"
         assert view.evaluate(cut) == [0, 0]
         assert view.locator(".map tbody td").first.text_content().startswith(".")
+        pulls = "[...document.querySelectorAll('.lines')].map(x => x.parentNode.scrollWidth - x.parentNode.clientWidth)"
+        assert max(view.evaluate(pulls)) == 0
         view.set_viewport_size({"width": 1200, "height": 700})
         beyond = "[...document.querySelectorAll('.chart text')].map(x => x.getBoundingClientRect().right - x.ownerSVGElement.getBoundingClientRect().right)"
         assert max(view.evaluate(beyond)) <= 0
