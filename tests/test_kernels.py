@@ -530,9 +530,8 @@ WITHOUT = {  # what has no kernel: options, sizes, and what is said
     "few queries": ({}, {"T": 4}, "with fewer than 16 queries reading the keys is all there is to do"),
     "a wide head": ({}, {"D": 512}, "a head is wider than 256"),
     "tiles": ({"tile": (48, 64)}, {}, "tile=(48, 64) is not of multiples of 128"),
-    "tiles longer than the sequences": (
-        {"tile": (256, 128)}, {"T": 200, "S": 50},
-        "tile=(256, 128), cut to (200, 50) by the lengths, is not of multiples of 128",
+    "a tile longer than the keys": (
+        {"tile": (48, 128)}, {"T": 200, "S": 50}, "tile=(48, 128) is not of multiples of 128",
     ),
     "a schedule": (
         {"mask": masks.causal()},

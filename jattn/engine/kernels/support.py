@@ -144,15 +144,9 @@ def schedule_bytes(plan: Plan, x: Operands, levels: BatchLevels, itemsize: int) 
     return itemsize * heads * plan.q_tiles * plan.k_tiles, f"{heads} × {plan.q_tiles} × {plan.k_tiles} tiles"
 
 
-def in_words(plan: Plan) -> str:
-    """The tile that was given, and what the lengths left of it."""
-    tile = plan.q_tile, plan.k_tile
-    return f"tile={plan.tile_given}" + (f", cut to {tile} by the lengths," if tile != plan.tile_given else "")
-
-
 def of_tpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
     if plan.tile_given and (plan.q_tile % tuning.LANES or plan.k_tile % tuning.LANES):
-        return f"{in_words(plan)} is not of multiples of {tuning.LANES}"
+        return f"tile={plan.tile_given} is not of multiples of {tuning.LANES}"
     if max(x.q.shape[1], x.v.shape[1]) > tuning.KERNEL_MOST_WIDTH:
         return f"a head is wider than {tuning.KERNEL_MOST_WIDTH}"
     if x.v.shape[1] == 0:
@@ -165,7 +159,7 @@ def of_tpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
 
 def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
     if plan.tile_given and not {plan.q_tile, plan.k_tile} <= set(tuning.GPU_TILE_SIZES):
-        return f"{in_words(plan)} is not of powers of two from 16 to 128"
+        return f"tile={plan.tile_given} is not of powers of two from 16 to 128"
     for width in (x.q.shape[1], x.v.shape[1]):
         if width not in tuning.GPU_WIDTHS:
             return f"a head of width {width} is not one of 16, 32, 64 and 128"
