@@ -220,8 +220,10 @@ plant("in a row that is NaN, weights of what it may not attend", TANGENT,
       f"{DOCUMENT}[gradient]")
 plant("the cotangent of a row that is NaN, beyond what it may attend", BACKWARD, "residuals.live(plan)[:, None]",
       "residuals.nonempty[:, None]", f"{DOCUMENT}[gradient]")
-plant("the tangent of a row that is NaN passes cotangents on", TANGENT, "jnp.where(live, out_dot,",
-      "jnp.where(nonempty, out_dot,", f"{DOCUMENT}[gradient of jvp]")
+plant("the tangent of a row that is NaN passes cotangents on", TANGENT,
+      "nan_where(nonempty & ~live, jnp.where(live, out_dot, 0))",
+      "jnp.where(nonempty, out_dot, 0) + nan_where(nonempty & ~live, jnp.zeros_like(out_dot))",
+      f"{DOCUMENT}[gradient of jvp]")
 plant("a NaN is of no size", "jattn/_numerics.py", "jnp.sum(jnp.square(wide))", "jnp.nansum(jnp.square(wide))",
       "finite.py::test_finite_is_no_nan_no_infinity_and_no_product_that_overflows[few]")
 plant("no cotangent of the sink", BACKWARD, "dsink = residuals.sink_weight(plan) * g", "dsink = 0 * g", SECOND)
