@@ -127,10 +127,9 @@ def merge_finished(a: Any, b: Any) -> list[jax.Array]:
 
 
 def merge_devices(
-    out: jax.Array, m: jax.Array, log_sum: jax.Array, axis_name: Any, sink: jax.Array
+    out: jax.Array, own: jax.Array, log_sum: jax.Array, axis_name: Any, sink: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """(out, lse) of the partials (out, m, log_sum) of all devices along an axis, and the sink: a maximum and a sum."""
-    own = m
+    """(out, lse) of the partials (out, own m, log_sum) of all devices along an axis and the sink: a maximum, a sum."""
     m = jax.lax.stop_gradient(jnp.maximum(jax.lax.pmax(jax.lax.stop_gradient(own), axis_name), sink))
     top = finite_or_zero(m)
     w = jnp.exp((own - top) + log_sum)

@@ -171,12 +171,10 @@ def multi_head(
     k_positions = q_positions if context is None and k_positions is None else k_positions
     missing = [n for n, p in (("q_positions", q_positions), ("k_positions", k_positions)) if p is None]
     if rope is not None and missing and (context is not None or len(missing) == 1):
-        remedy = (
-            "Say where the tokens of x and of the context stand, or leave rope out: cross attention has mostly none."
-            if context is not None
-            else "Give q_positions alone: those of the keys are the same."
-        )
-        where = "beside a context" if context is not None else "where one side has"
+        where, remedy = "where one side has", "Give q_positions alone: those of the keys are the same."
+        if context is not None:
+            where, told = "beside a context", "Say where the tokens of x and of the context stand"
+            remedy = f"{told}, or leave rope out: cross attention has mostly none."
         must = f"rope looks at positions, so both sides must have them {where}"
         _errors.fail(ValueError, "multi_head", must, remedy, no=" and no ".join(missing))
     q, k, v = project(params, x, context, q_positions=q_positions, k_positions=k_positions, rope=rope, eps=eps)
