@@ -96,7 +96,9 @@ def show(console: Console, r: dict) -> None:
     weights = list(zip(WORDS, prose["weights"][0], PERCENT_PRINTED, code["weights"][1], TARGET, strict=True))
     lines = [[w, f"{a:.2%}", f"{printed}%", f"{b:.2%}", f"{t:.0%}"] for w, a, printed, b, t in weights]
     console.print(table(["", "prose", "prose prints", "code", "stated earlier"], lines))
-    console.print("The prose rounds the exponentials before it divides, which turns 36.46% into 37%.")
+    console.print(
+        "The prose rounds the scaled scores and again the exponentials before it divides, which turns 36.46% into 37%."
+    )
     console.print(bars(WORDS, code["weights"][1], title="\ncode"))
     console.print(f"new representation of ate: {vector(code['out'][1])}, a little of each value")
 

@@ -334,6 +334,15 @@ def test_cat_ate_mouse(results):
     close(r["trained_rows"][1], r["train_W_Q"]["weights"][-1])
 
 
+def test_it_takes_both_roundings_of_the_prose_to_turn_36_percent_into_37(results):
+    def percent(scaled, exps):
+        """The weight of "ate", where scaled scores and exponentials are rounded to so many digits."""
+        e = np.round(np.exp(np.round(results["cat_ate_mouse"]["prose"]["scaled"][0], scaled)), exps)
+        return round(100 * e[1] / e.sum())
+
+    assert [percent(*digits) for digits in ((15, 15), (15, 2), (3, 15), (3, 2))] == [36, 36, 36, 37]
+
+
 def test_plain_turns_every_array_into_lists():
     tree = {"x": jnp.ones((1, 2)), 3: (np.float64(1.5), [jnp.array(True)]), "s": reference.Steps(1.0, 2.0, 3.0, 4.0)}
     made = cli.plain(tree)
