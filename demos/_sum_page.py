@@ -8,6 +8,7 @@ from jattn.console import heatmap, vectors
 
 FEATURES = ["geographic", "liquid", "financial"]
 TRIALS = 10_000  # of step 2
+ALMOST_NOTHING = 0.05  # a weight below it
 
 
 def show(console: Console, r: dict) -> None:
@@ -103,10 +104,13 @@ def answers(r: dict) -> list[str]:
     words, bank, river = r["words"], r["words"].index("bank"), r["words"].index("river")
     E, v, least, mixed = np.array(r["E"]), np.array(r["v"]), min(r["weights"][bank]), np.array(r["unprojected"]["out"])
     before, after, at_mean = (np.linalg.norm(x - E[river]) for x in (E[bank], mixed[bank], E.mean(0)))
-    widest, itself, away = r["variance"][-1], np.array(r["self"]["window"]), r["repeats"]["plain"]["away"]
+    widest, itself = r["variance"][-1], np.array(r["self"]["window"])
+    away, skipped = (r["repeats"][name]["away"] for name in ("plain", "skip"))
+    low = "contribute" if least < ALMOST_NOTHING else "do not contribute"
+    alike = "they do so more slowly" if skipped[-1] < skipped[0] else "they do not"
     return [
-        f"A mean of the values, weighted by relevance. Low scores do not contribute 'almost nothing' here: the "
-        f"least weight in the row of bank is {least:.3f} (an equal share is {1 / len(words):.3f}).",
+        f"A mean of the values, weighted by relevance. Low scores {low} 'almost nothing' here: the least weight in "
+        f"the row of bank is {least:.3f} (an equal share is {1 / len(words):.3f}).",
         f"With q = k = v = E, river has {r['unprojected']['weights'][bank][river]:.3f} of bank's attention; bank's "
         f"financial feature falls from {E[bank][2]:.3f} to {mixed[bank][2]:.3f}, its distance to river from "
         f"{before:.3f} to {after:.3f} (to the plain mean it would be {at_mean:.3f}).",
@@ -117,6 +121,6 @@ def answers(r: dict) -> list[str]:
         f"{np.log(999 * (len(words) - 1)):.2f} over all other scores to come within 0.1 %.",
         f"The vectors change, by up to {moved_again(r).max():.3f}. But with attention alone the words become alike, "
         f"not 'richer': their distance to the mean is {away[0]:.2f} of their size at first, {away[2]:.2g} after two "
-        f"passes, {away[3]:.2g} after three. Added to what it read (x + attention) they do so more slowly: after "
-        f"{r['passes'][-1]}, {r['repeats']['skip']['away'][-1]:.2g}.",
+        f"passes, {away[3]:.2g} after three. Added to what it read (x + attention) {alike}: after {r['passes'][-1]}, "
+        f"{skipped[-1]:.2g}.",
     ]

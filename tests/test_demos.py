@@ -320,6 +320,25 @@ def test_the_weighted_sum(results):
     assert r["repeats"]["plain"]["away"][3] < 1e-3 < 1e-2 < r["repeats"]["skip"]["away"][3]
 
 
+def test_what_the_weighted_sum_answers_follows_its_numbers(results):
+    answers, r = importlib.import_module("_sum_page").answers, results["weighted_sum"]
+    _, _, bank, *_ = r["weights"]
+    plain, skip = (r["repeats"][name] for name in ("plain", "skip"))
+
+    def told(least, end):
+        weights = [*r["weights"][:2], [*bank[:-1], least], *r["weights"][3:]]
+        repeats = {"plain": plain, "skip": skip | {"away": [*skip["away"][:-1], end]}}
+        first, *_, last = answers(r | {"weights": weights, "repeats": repeats})
+        return first, last
+
+    first, last = told(0.06, 0.3)
+    assert "do not contribute 'almost nothing' here" in first
+    assert "they do so more slowly: after 16, 0.3." in last
+    first, last = told(0.009, 0.98)  # as --seed 34 has it, and --seed 17
+    assert "Low scores contribute 'almost nothing' here" in first
+    assert "they do not: after 16, 0.98." in last
+
+
 def test_cat_ate_mouse(results):
     r = results["cat_ate_mouse"]
     close(r["prose"]["weights"][0], [0.321053640736, 0.364631565749, 0.314314793515], 1e-11)
