@@ -43,7 +43,7 @@ def steps(console: Console, r: dict) -> None:
     title(console, "Outputs: weights × v")
     console.print(vectors(words, out))
     console.print(f"v of bank      {vector(r['v'][bank])}\noutput of bank {vector(out[bank])}")
-    console.print(f"They differ: only {W[bank, bank]:.1%} of the output is bank's own value.")
+    console.print(f"They differ: {W[bank, bank]:.1%} of the output is bank's own value.")
     title(console, "The three tokens that each word attends to most")
     for word, row in zip(words, W, strict=True):
         top = np.argsort(-row, kind="stable")[:3]

@@ -297,6 +297,14 @@ def test_the_kata(results):
         assert row["std"] == pytest.approx(row["d"] ** 0.5 / row["divisor"], rel=0.05)
 
 
+def test_the_kata_says_as_much_of_a_bank_that_attends_mostly_itself(results, capsys):
+    r = results["attention_kata"]
+    weights = np.array(r["weights"])
+    weights[-1, -1] = 0.997  # as --seed 14 has it
+    importlib.import_module("_kata_page").steps(cli.console(), r | {"weights": weights})
+    assert "They differ: 99.7% of the output is bank's own value." in capsys.readouterr().out
+
+
 def test_the_weighted_sum(results):
     r = results["weighted_sum"]
     close(r["hand"]["out"], [0.7, 0.2, 0.1])
