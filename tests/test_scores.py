@@ -95,6 +95,14 @@ def test_the_buckets_are_those_of_t5(n, more, both):
     assert set(got.tolist()) <= set(range(n))
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("n", [1024, 1000])
+def test_a_table_of_a_thousand_buckets_has_the_buckets_of_t5(n):
+    distances = np.array([*range(-300, 300), 1000, -5000, 32767, 32768, 10**6])
+    got = np.asarray(scores.bucket(distances, n, max_distance=32768, bidirectional=True))
+    np.testing.assert_array_equal(got, [t5(int(d), n, 32768, True) for d in distances])
+
+
 @pytest.mark.parametrize(
     ("heads", "slopes"),
     [

@@ -178,11 +178,12 @@ def bucket(
 
 
 def _root(x: int, n: int) -> int:
-    """The least whole number whose n-th power is at least x."""
-    r = max(1, round(x ** (1 / n)) - 1)
-    while r**n < x:
-        r += 1
-    return r
+    """The least whole number whose n-th power is at least x, by halving: a float would not hold every x."""
+    low, high = 0, 1 << -(-x.bit_length() // n)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle**n >= x else (middle, high)
+    return high
 
 
 def _of_distances(f: Any, t: jax.Array, s: jax.Array) -> jax.Array:
