@@ -211,6 +211,13 @@ def test_a_traced_length_gives_the_same_frequencies_in_float32(name, length):
     assert_close(got, rotary(x, stand, scaling=scaling(name, length)), ulps=64)
 
 
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bfloat16, jnp.float32])
+def test_an_array_of_any_dtype_is_as_good_a_factor_as_a_number(dtype):
+    for scaling in (positions.linear, positions.ntk):
+        got, want = (positions.frequencies(8, scaling=scaling(factor)).inv for factor in (dtype(2), 2.0))
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_nothing_changes_within_the_length_of_training():
     np.testing.assert_array_equal(frequencies(R, scaling=scaling("dynamic_ntk", L)).inv, frequencies(R).inv)
     np.testing.assert_array_equal(

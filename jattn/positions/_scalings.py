@@ -75,8 +75,8 @@ def linear(factor: float) -> Scaling:
     return _scaling(_linear, factor=factor)
 
 
-def _linear(f: Frequencies, factor: float) -> Frequencies:
-    return f._replace(inv=f.inv / factor)
+def _linear(f: Frequencies, factor: Any) -> Frequencies:
+    return f._replace(inv=_times(f.inv, 1 / _wide(factor)) if _traced(factor) else f.inv / factor)
 
 
 def ntk(factor: float) -> Scaling:
@@ -101,11 +101,11 @@ def ntk(factor: float) -> Scaling:
 
 
 def _ntk(f: Frequencies, factor: Any) -> Frequencies:
-    share = np.arange(f.inv.shape[0]) / max(f.inv.shape[0] - 1, 1)
-    slower = (
-        jnp.asarray(factor) ** -jnp.asarray(share, jnp.asarray(factor).dtype) if _traced(factor) else factor**-share
-    )
-    return f._replace(inv=_times(f.inv, slower))
+    share: Any = np.arange(f.inv.shape[0]) / max(f.inv.shape[0] - 1, 1)
+    if _traced(factor):
+        factor = _wide(factor)
+        share = jnp.asarray(share, factor.dtype)
+    return f._replace(inv=_times(f.inv, factor**-share))
 
 
 def dynamic_ntk(factor: float, *, original: int, length: int | Integer[Array, ""]) -> Scaling:
@@ -269,6 +269,11 @@ def _longrope(
 
 def _traced(x: Any) -> bool:
     return isinstance(x, jax.Array)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """In float32 or wider: in the dtype of an integer a share of a power would be 0 or 1."""
+    return x.astype(_errors.wide(x))
 
 
 def _times(inv: Any, slower: Any) -> Any:
