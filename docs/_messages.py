@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
-FORM = re.compile(r"^(?P<who>[a-z_]+): (?P<must>.+?), got (?P<got>.+?)\. (?P<remedy>[A-Z].+\.)$", re.DOTALL)
+FORM = re.compile(r"^(?P<who>[a-z_][a-z_0-9]*): (?P<must>.+?), got (?P<got>.+?)\. (?P<remedy>[A-Z].+\.)$", re.DOTALL)
 HEAD = """# Error messages
 
 Every refusal is one line: `<function>: <what must hold>, got <what it got>. <what to do>`. A wrong shape or value is a

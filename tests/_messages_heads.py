@@ -19,6 +19,7 @@ def rope(**options):
 
 
 SCALING = "Write a function Frequencies -> Frequencies, as in lambda f: f._replace(inv=f.inv / 2)."
+TRAINED = "The configuration of a model holds what it was trained with."
 AXES = "Make them with sections(16, 24, 24): as many whole numbers as pairs of columns."
 ON_AXES = ones(3, T, dtype=np.int32)
 
@@ -36,6 +37,14 @@ POSITIONS = [
     (rope(scaling=lambda f: f.inv), TypeError, f"rotary: scaling must return Frequencies, got scaling returning ndarray. {SCALING}"),
     (rope(scaling=lambda f: Frequencies(f.inv[1:], f.base)), ValueError, f"rotary: scaling must return 3 frequencies, got inv [2]. {SCALING}"),
     (rope(scaling=positions.longrope((1.0,), (1.0, 1.0, 1.0), factor=2.0, original=8, length=4)), ValueError, "longrope: short must hold 3 numbers, got short of 1. Give a divisor to each pair of columns that turns: half the width."),
+    (lambda: positions.linear(0.0), ValueError, f"linear: factor must be above 0 and finite, got factor 0.0. {TRAINED}"),
+    (lambda: positions.ntk(jax.numpy.int32(-2)), ValueError, f"ntk: factor must be above 0 and finite, got factor -2.0. {TRAINED}"),
+    (lambda: positions.dynamic_ntk(float("nan"), original=8, length=4), ValueError, f"dynamic_ntk: factor must be above 0 and finite, got factor nan. {TRAINED}"),
+    (lambda: positions.yarn(4.0, original=0), ValueError, f"yarn: original must be above 0 and finite, got original 0.0. {TRAINED}"),
+    (lambda: positions.yarn(4.0, original=64, fast=1.0, slow=32.0), ValueError, f"yarn: fast must be above 32 and finite, got fast 1.0. {TRAINED}"),
+    (lambda: positions.llama3(8.0, original=64, low=4.0), ValueError, f"llama3: high must be above 4 and finite, got high 4.0. {TRAINED}"),
+    (lambda: positions.longrope((1.0, 0.0), (1.0, 1.0), factor=2.0, original=8, length=4), ValueError, f"longrope: short must be above 0 and finite, got short 0.0. {TRAINED}"),
+    (lambda: positions.longrope((1.0,), (1.0,), factor=2.0, original=1, length=4), ValueError, f"longrope: original must be above 1 and finite, got original 1.0. {TRAINED}"),
     (lambda: positions.frequencies(3), ValueError, "frequencies: width must be even, got width 3. Columns turn in pairs."),
     (lambda: positions.sections(16, -1), ValueError, "sections: pairs must be at least 0, got pairs -1. Pass a Python int of at least 0."),
     (lambda: positions.sinusoidal(ones(2, T, dtype=np.int32), 4), ValueError, "sinusoidal: positions must have the axes [T], got positions [2, 13]. Map over a batch with jax.vmap."),

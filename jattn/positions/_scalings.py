@@ -29,6 +29,16 @@ class _Scaling:
         return f"{self.rule.__name__.strip('_')}({', '.join(options)})"
 
 
+def _above(caller: str, least: float, **given: Any) -> None:
+    """Refuses what is known and not above `least`, or not finite: frequencies would be 0, infinite or NaN."""
+    for name, x in given.items():
+        if _errors.known(x) and not least < float(x) < math.inf:
+            remedy = "The configuration of a model holds what it was trained with."
+            _errors.fail(
+                ValueError, caller, f"{name} must be above {least:g} and finite", remedy, **{name: str(float(x))}
+            )
+
+
 def _scaling(rule: Callable[..., Frequencies], **options: Any) -> Scaling:
     return _Scaling(rule, tuple(options.items()))
 
@@ -65,6 +75,9 @@ def linear(factor: float) -> Scaling:
     Returns:
       A scaling.
 
+    Raises:
+      ValueError: the factor is known and not above 0, or not finite.
+
     Source: Chen et al. 2023, "Extending context window of large language models via position interpolation", eq. 4.
 
     Example:
@@ -72,6 +85,7 @@ def linear(factor: float) -> Scaling:
       >>> frequencies(2, scaling=linear(4.0)).inv.tolist()
       [0.25]
     """
+    _above("linear", 0, factor=factor)
     return _scaling(_linear, factor=factor)
 
 
@@ -90,6 +104,9 @@ def ntk(factor: float) -> Scaling:
     Returns:
       A scaling. A single pair, which is the fastest, stays as it is.
 
+    Raises:
+      ValueError: the factor is known and not above 0, or not finite.
+
     Source: Peng et al. 2023, "YaRN", section 3.1, definition 1.
 
     Example:
@@ -97,6 +114,7 @@ def ntk(factor: float) -> Scaling:
       >>> frequencies(4, base=100.0, scaling=ntk(2.0)).inv.tolist()
       [1.0, 0.05]
     """
+    _above("ntk", 0, factor=factor)
     return _scaling(_ntk, factor=factor)
 
 
@@ -121,6 +139,9 @@ def dynamic_ntk(factor: float, *, original: int, length: int | Integer[Array, ""
     Returns:
       A scaling. Keys that were rotated for a shorter sequence do not fit a longer one: rotate them again.
 
+    Raises:
+      ValueError: the factor or `original` is known and not above 0, or not finite.
+
     Source: Peng et al. 2023, "YaRN", section 3.3.
 
     Example:
@@ -128,6 +149,7 @@ def dynamic_ntk(factor: float, *, original: int, length: int | Integer[Array, ""
       >>> frequencies(4, base=100.0, scaling=dynamic_ntk(2.0, original=8, length=8)).inv.tolist()
       [1.0, 0.1]
     """
+    _above("dynamic_ntk", 0, factor=factor, original=original)
     return _scaling(_dynamic_ntk, factor=factor, original=original, length=length)
 
 
@@ -161,6 +183,9 @@ def yarn(
     Returns:
       A scaling.
 
+    Raises:
+      ValueError: the factor, `original` or `slow` is not above 0, or `fast` not above `slow`; or one is not finite.
+
     Source: Peng et al. 2023, "YaRN", sections 3.2 and 3.4.
 
     Example:
@@ -169,6 +194,8 @@ def yarn(
       >>> f.inv.round(4).tolist(), round(f.factor, 4)
       ([1.0, 0.0625, 0.0025, 0.0002], 1.1386)
     """
+    _above("yarn", 0, factor=factor, original=original, slow=slow)
+    _above("yarn", slow, fast=fast)
     options = {"original": original, "fast": fast, "slow": slow, "truncate": truncate}
     return _scaling(_yarn, factor=factor, **options, attention_factor=attention_factor)
 
@@ -200,6 +227,9 @@ def llama3(factor: float, *, original: int, low: float = 1.0, high: float = 4.0)
     Returns:
       A scaling.
 
+    Raises:
+      ValueError: the factor or `original` is not above 0, or `high` not above `low`; or one is not finite.
+
     Source: Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2; the formula as released for Llama 3.1.
 
     Example:
@@ -207,6 +237,8 @@ def llama3(factor: float, *, original: int, low: float = 1.0, high: float = 4.0)
       >>> frequencies(6, scaling=llama3(8.0, original=64)).inv.round(5).tolist()
       [1.0, 0.0058, 0.00027]
     """
+    _above("llama3", 0, factor=factor, original=original)
+    _above("llama3", low, high=high)
     return _scaling(_llama3, factor=factor, original=original, low=low, high=high)
 
 
@@ -238,6 +270,10 @@ def longrope(
     Returns:
       A scaling. Keys that were rotated for a shorter sequence do not fit a longer one: rotate them again.
 
+    Raises:
+      ValueError: the factor or a divisor is not above 0, or `original` not above 1; or one is not finite. Where it is
+        used: there are not R/2 divisors.
+
     Source: Ding et al. 2024, "LongRoPE", section 3; Abdin et al. 2024, "Phi-3", section 2.
 
     Example:
@@ -246,7 +282,10 @@ def longrope(
       >>> frequencies(4, base=100.0, scaling=made).inv.tolist()
       [0.5, 0.025]
     """
-    options = {"short": tuple(short), "long": tuple(long), "factor": factor, "original": original}
+    short, long = tuple(short), tuple(long)
+    _above("longrope", 0, factor=factor, short=min(short, default=1), long=min(long, default=1))
+    _above("longrope", 1, original=original)
+    options = {"short": short, "long": long, "factor": factor, "original": original}
     return _scaling(_longrope, **options, length=length, attention_factor=attention_factor)
 
 
