@@ -208,6 +208,7 @@ def test_the_spectrum_of_the_jacobian_is_where_theory_says(seed, size, n):
 
 
 def test_the_bound_on_the_jacobian_is_attained_by_two_equal_keys():
+    assert [len(x) for x in of_softmax(np.zeros(0, np.float32))] == [0, 0, 0]
     assert of_softmax(np.float32([0, 0, -np.inf]))[2][-1] == pytest.approx(0.5)
     _, J, _ = of_softmax(np.float32([100, 0, -np.inf]))
     assert J[0, 0] == pytest.approx(math.exp(-100), rel=1e-5)  # p(1 − p), where 1 − p is 0 in float32
@@ -224,6 +225,7 @@ def test_entropy_and_saturation_run_from_uniform_to_one_hot():
     np.testing.assert_allclose(saturations[:2], [0, 1], atol=1e-6)
     assert jax.jit(flow.saturation)(np.ones((2, 1), np.float32)).tolist() == [1, 1]
     assert np.isfinite(slopes).all()
+    assert np.isnan(jax.jit(flow.entropy)(np.float32([[np.nan, 1]]))).all()  # not 0, as of a row that is one-hot
     p, J, _ = of_softmax(normal(7, seed=2, dtype=np.float32))
     trace = 1 - jax.jit(flow.saturation)(p)
     assert trace * (1 - 1 / 7) == pytest.approx(float(np.trace(J)), rel=1e-5)

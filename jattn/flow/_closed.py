@@ -230,7 +230,7 @@ def jacobian_spectrum(x: Float[Array, " n"]) -> Float[Array, " n"]:
       >>> print(flow.jacobian_spectrum(jnp.zeros(2)))
       [0.  0.5]
     """
-    return jnp.linalg.eigvalsh(softmax_jacobian(x)).at[0].set(0)
+    return jnp.linalg.eigvalsh(softmax_jacobian(x)).at[:1].set(0)
 
 
 def pulls(

@@ -17,7 +17,8 @@ def entropy(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
       weights: [..., S], rows that sum to one.
 
     Returns:
-      [...]. A weight of 0 counts 0, so a row without an allowed key has entropy 0; its gradient is finite.
+      [...]. A weight of 0 counts 0, so a row without an allowed key has entropy 0; its gradient is finite. Of a row
+      that holds NaN it is NaN.
 
     Memory: as `weights`.
 
@@ -29,7 +30,7 @@ def entropy(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
       >>> print(flow.entropy(jnp.array([[0.5, 0.5], [1.0, 0.0]])))
       [0.6931472 0.       ]
     """
-    some = jnp.where(weights > 0, weights, 1)
+    some = jnp.where(weights == 0, 1, weights)
     return -jnp.sum(some * jnp.log(some), -1) + 0.0  # + 0.0: no −0
 
 
