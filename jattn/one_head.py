@@ -250,6 +250,11 @@ def weights_of(
     rows = jnp.arange(T, dtype=jnp.int32) if rows is None else _errors.array(caller, "rows", rows)
     _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
     _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    if rows.shape[0] == 0:  # of no query, and where there is none
+        return jnp.zeros((0, S), _errors.wide(q, k, lse))
+    if T == 0:
+        remedy = "Pass no rows where q has none."
+        _errors.fail(ValueError, caller, "rows must be rows of q", remedy, q=q, rows=rows)
     rows = jnp.where(rows < 0, rows + T, rows).astype(jnp.int32)
     full = arguments.dense(T, S, {**options, "mask": None})
 

@@ -104,6 +104,14 @@ def test_rows_of_the_weights_are_counted_from_the_end_where_they_are_negative():
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("rows", [None, np.zeros(0, np.int32)], ids=["all", "none"])
+def test_without_queries_there_are_no_weights(rows):
+    q, k, _ = qkv(dtype=np.float32)
+    got = jattn.weights_of(q[:0], k, q[:0, 0], rows, mask=masks.lengths(k=3), bias=np.zeros((0, len(k)), np.float32))
+    assert (got.shape, got.dtype) == ((0, len(k)), jnp.float32)
+
+
 HALF = 2.0**-8
 """In bfloat16 two roundings of a number: of what is summed, and of the sum."""
 
