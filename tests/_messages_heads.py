@@ -125,7 +125,18 @@ def interface(attention_mask, **options):
     return lambda: transformers.attention_interface(None, x, x, x, attention_mask, **options)
 
 
+def alike(**options):
+    """Dropout that is one draw for all, over two examples."""
+    shapes = {"query": (2, T, 4, 6), "key": (2, S, 2, 6), "value": (2, S, 2, 6), "bias": None, "mask": None} | options
+    return lambda: _attend.attend_broadcast_dropout(**{name: x and ones(*x) for name, x in shapes.items()})
+
+
 HOSTS = [
+    (alike(query=(T, 6)), ValueError, "hosts: query must have the axes [*B, tokens, heads, width], got query [13, 6]. Give one head an axis: x[:, None]."),
+    (alike(query=(2, 3, T, 4, 6), key=(3, 2, S, 2, 6), value=(3, 2, S, 2, 6)), ValueError, "hosts: the batch axes, those before the last three, must broadcast, got query [2, 3, 13, 4, 6] and key [3, 2, 17, 2, 6] and value [3, 2, 17, 2, 6]. Give each its full length or 1."),
+    (alike(value=(2, S, 3, 6)), ValueError, "hosts: the query heads N must be a multiple of the value heads, got query [2, 13, 4, 6] and key [2, 17, 2, 6] and value [2, 17, 3, 6]. Each key/value head serves the same number of query heads."),
+    (alike(mask=(2, 3, T, S)), ValueError, "hosts: mask must broadcast to [*B, N, T, S], got mask [2, 3, 13, 17]. Give each axis its full length or 1: [*B, N, T, S] is [2, 4, 13, 17] here."),
+    (alike(bias=(3, 1, T, S)), ValueError, "hosts: bias must broadcast to [*B, N, T, S], got bias [3, 1, 13, 17]. Give each axis its full length or 1: [*B, N, T, S] is [2, 4, 13, 17] here."),
     (interface(ones(2, 1, T, T, dtype=np.int32)), TypeError, "attention_interface: attention_mask must be boolean or floating point, got attention_mask int32[2, 1, 13, 13]. Of ones where a pair is allowed make booleans: attention_mask != 0."),
     (interface(None, sliding_window=5), ValueError, "attention_interface: a sliding_window is causal, or in a mask, got sliding_window 5 and S 13. Pass is_causal=True, or the attention_mask."),
     (measured(local_window_size=3), TypeError, "hosts: each option of what is measured must be known, got option local_window_size. Measured are heads that share score, sink, scale, q_positions, k_positions; say lengths and windows with jattn.masks."),

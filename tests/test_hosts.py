@@ -182,6 +182,41 @@ def test_flax_in_low_precision_and_other_shapes():
     assert attention_fn(query, key, value, dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("how", ["plain", "dropped alike", "measured"])
+@pytest.mark.parametrize(("batch", "t", "s"), [((0,), T, S), ((2, 2), 0, S), ((), T, 0)])
+def test_without_examples_queries_or_keys_flax_gets_nothing_or_zeros(batch, t, s, how):
+    from jattn.hosts.flax import attention_fn
+
+    query, (key, value) = np.ones((*batch, t, 4, D), np.float32), np.ones((2, *batch, s, 2, D), np.float32)
+    kept = {}
+    options = {
+        "plain": {},
+        "dropped alike": {"dropout_rng": jax.random.key(0), "dropout_rate": 0.5},
+        "measured": {"module": types.SimpleNamespace(sow=lambda kind, name, x: kept.update({name: x}))},
+    }[how]
+    mask = np.ones((*batch, 1, t, s), bool)
+    np.testing.assert_array_equal(attention_fn(query, key, value, None, mask, **options), np.zeros_like(query))
+    assert how != "measured" or kept["attention_weights"].shape == (*batch, 4, t, s)
+
+
+@pytest.mark.parametrize("batch", [(2, 3), (1, 3), (3,), ()])
+def test_batch_axes_broadcast_and_examples_are_never_paired_by_their_number(batch):
+    from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, measure_heads
+
+    query, (key, value) = normal(2, 3, T, 2, D, dtype=np.float32), normal(2, *batch, S, 2, D, dtype=np.float32)
+    drop = {"dropout_rate": 1e-7, "dropout_key": jax.random.key(0)}  # as good as none
+
+    @jax.jit
+    def every(q, k, v):
+        measured = measure_heads(q, k, rows=jnp.arange(T)).weights
+        return attend_heads(q, k, v), attend_broadcast_dropout(q, k, v, None, None, **drop), measured
+
+    weights = of_logits(dense_logits(query, key, np.float32(0), True, np.float32(D**-0.5)))[2]
+    want = jnp.einsum("...nts,...snh->...tnh", weights, value)
+    for got, one in zip(every(query, key, value), (want, want, weights), strict=True):
+        near(got, one)
+
+
 # equinox
 
 
@@ -225,6 +260,15 @@ def test_equinox_drops_where_it_is_not_inferring():
     near(layer(x, x, x, inference=True), MultiheadAttention(H, E, key=jax.random.key(0))(x, x, x))
 
 
+def test_equinox_without_keys_gives_the_bias_of_its_output():
+    from jattn.hosts.equinox import MultiheadAttention
+
+    layer = MultiheadAttention(H, E, use_output_bias=True, key=jax.random.key(0))
+    x = normal(T, E, dtype=np.float32)
+    near(layer(x, x[:0], x[:0]), jnp.broadcast_to(layer.output_proj.bias, (T, E)))
+    assert layer(x[:0], x, x).shape == (0, E)
+
+
 # haiku
 
 
@@ -244,6 +288,23 @@ def test_haiku_is_replaced_parameter_for_parameter(masked):
     params = jax.jit(ours.init)(jax.random.key(0), *x)
     assert jax.tree.structure(params) == jax.tree.structure(jax.eval_shape(theirs.init, jax.random.key(0), *x))
     same_with_gradient(*(lambda both, f=f: f.apply(both[0], *both[1]) for f in (ours, theirs)), (params, x))
+
+
+def test_haiku_lets_examples_share_keys_and_does_without_them():
+    import haiku as hk
+
+    from jattn.hosts.haiku import MultiHeadAttention
+
+    draw = hk.initializers.VarianceScaling(1.0)
+    ours, theirs = (
+        hk.without_apply_rng(hk.transform(lambda x, y, kind=kind: kind(H, D, w_init=draw, name="a")(x, y, y)))
+        for kind in (MultiHeadAttention, hk.MultiHeadAttention)
+    )
+    x, y = jnp.asarray(normal(B, T, E, dtype=np.float32)), jnp.asarray(normal(S, E, seed=1, dtype=np.float32))
+    params = jax.jit(theirs.init)(jax.random.key(0), x, y)
+    near(ours.apply(params, x, y), theirs.apply(params, x, y))
+    near(ours.apply(params, x, y[:0]), np.zeros((B, T, H * D), np.float32))
+    assert ours.apply(params, x[:, :0], y).shape == (B, 0, H * D)
 
 
 # The signature of transformers

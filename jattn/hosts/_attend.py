@@ -1,6 +1,7 @@
 """What the hosts share: their arrays in the form that `dot_product_attention` takes."""
 
 import importlib.util
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -27,14 +28,29 @@ def host(name: str) -> Any:
 
 def attend_heads(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any) -> jax.Array:
     """`dot_product_attention` with any number of batch axes before the tokens: [*B, T, N, H] and [*B, S, K, H]."""
-    batch = query.shape[:-3]
-    query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
-    if mask is not None and not isinstance(mask, Mask):
-        mask = _folded(_booleans(mask), batch) if batch else _booleans(mask)
-    if batch and bias is not None:
-        bias = _folded(bias, batch)
+    batch, (query, key, value) = _one_batch(query=query, key=key, value=value)
+    pairs = _pairs(batch, query, key, bias, None if isinstance(mask, Mask) else mask)
+    bias, mask = pairs.get("bias"), pairs.get("mask", mask)
     out = dot_product_attention(query, key, value, bias, mask, **options)
     return out.reshape(*batch, *out.shape[1:])
+
+
+def _one_batch(**arrays: Any) -> tuple[tuple[int, ...], list[jax.Array]]:
+    """*B, to which the batch axes of query, key and perhaps value broadcast, and each as [B, tokens, heads, width]."""
+    for name, x in arrays.items():
+        if x.ndim < 3:
+            must, remedy = f"{name} must have the axes [*B, tokens, heads, width]", "Give one head an axis: x[:, None]."
+            _errors.fail(ValueError, "hosts", must, remedy, **{name: x})
+    must, N = "the query heads N must be a multiple of the key heads", arrays["query"].shape[-2]
+    for name, x in arrays.items():
+        heads.group_size("hosts", N, x.shape[-2], must.replace("key", name), **arrays)
+    try:
+        batch = jnp.broadcast_shapes(*(x.shape[:-3] for x in arrays.values()))
+    except ValueError:
+        must = "the batch axes, those before the last three, must broadcast"
+        _errors.fail(ValueError, "hosts", must, "Give each its full length or 1.", **arrays)
+    full = (jnp.broadcast_to(x, (*batch, *x.shape[-3:])) for x in arrays.values())
+    return batch, [x.reshape(math.prod(batch), *x.shape[-3:]) for x in full]
 
 
 def _booleans(mask: Any) -> jax.Array:
@@ -43,13 +59,22 @@ def _booleans(mask: Any) -> jax.Array:
     return mask if mask.dtype == jnp.bool_ else mask != 0
 
 
-def _folded(x: Any, batch: tuple[int, ...]) -> jax.Array:
+def _pairs(batch: tuple[int, ...], query: Any, key: Any, bias: Any, mask: Any) -> dict[str, jax.Array]:
+    """The bias and the mask, [*B, N, T, S] → [B, N, T, S], the batch left at 1 where it is one for all."""
+    (T, N), S = query.shape[1:3], key.shape[1]
+    given = {"bias": bias, "mask": None if mask is None else _booleans(mask)}
+    return {name: _folded(name, jnp.asarray(x), batch, (N, T, S)) for name, x in given.items() if x is not None}
+
+
+def _folded(name: str, x: jax.Array, batch: tuple[int, ...], pairs: tuple[int, ...]) -> jax.Array:
     """[*B, N, T, S] → [B, N, T, S], the batch left at 1 where it is one for all, missing axes in front."""
-    x = jnp.asarray(x)
+    more = max(x.ndim - len(batch) - 3, 0)
+    x = x if any(n != 1 for n in x.shape[:more]) else x.reshape(x.shape[more:])
+    _errors.broadcastable("hosts", name, x, (*batch, *pairs), "[*B, N, T, S]")
     x = x.reshape((1,) * (len(batch) + 3 - x.ndim) + x.shape)
     if all(n == 1 for n in x.shape[:-3]):
         return x.reshape(1, *x.shape[-3:])
-    return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(-1, *x.shape[-3:])
+    return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(math.prod(batch), *x.shape[-3:])
 
 
 PARTS = ("score", "sink", "scale", "q_positions", "k_positions")
@@ -97,8 +122,8 @@ def measure_heads(
     _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
     _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
     sink = options.pop("sink", None)
-    (*batch, T, N, _), (S, K) = query.shape, key.shape[-3:-1]
-    query, key = (x.reshape(-1, *x.shape[-3:]) for x in (query, key))
+    batch, (query, key) = _one_batch(query=query, key=key)
+    (T, N), (S, K) = query.shape[1:3], key.shape[1:3]
     shared = mask if isinstance(mask, Mask) else None
     if is_causal:
         shared = causal() if shared is None else shared & causal()
@@ -106,8 +131,7 @@ def measure_heads(
         given = [options.get(f"{side}_positions") for side in "qk"]
         both = given if any(x is not None for x in given) else [jnp.arange(n, dtype=jnp.int32) for n in (T, S)]
         options |= {"q_positions": both[0], "k_positions": both[1]}
-    pairs = {"bias": bias, "mask": None if mask is None or isinstance(mask, Mask) else _booleans(mask)}
-    pairs = {name: _folded(x, tuple(batch)) for name, x in pairs.items() if x is not None}
+    pairs = _pairs(batch, query, key, bias, None if isinstance(mask, Mask) else mask)
     own = {name: x[:, 0] if x.shape[1] == 1 else heads.split_heads(x, K, 1) for name, x in pairs.items()}
     own = {name: x[0] if x.shape[0] == 1 else x for name, x in own.items()}
     over = [{name: None if x.shape[axis] == 1 else 0 for name, x in pairs.items()} for axis in (0, 1, 1)]
@@ -127,11 +151,9 @@ def measure_heads(
 
 def attend_broadcast_dropout(query: Any, key: Any, value: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
     """`attend_heads` with one draw of dropout for every head and every example."""
-    batch, N = query.shape[:-3], query.shape[-2]
-    key, value = (jnp.repeat(x, N // x.shape[-2], -2) for x in (key, value))
-    q, k, v = (jnp.moveaxis(x.reshape(-1, *x.shape[-3:]), 2, 1)[:, :, :, None] for x in (query, key, value))
-    mask = None if mask is None else _booleans(mask)
-    pairs = {name: _folded(x, batch) for name, x in (("bias", bias), ("mask", mask)) if x is not None}
+    batch, arrays = _one_batch(query=query, key=key, value=value)
+    pairs, N = _pairs(batch, arrays[0], arrays[1], bias, mask), query.shape[-2]
+    q, k, v = (jnp.moveaxis(jnp.repeat(x, N // x.shape[2], 2), 2, 1)[:, :, :, None] for x in arrays)
     over = [{name: None if x.shape[axis] == 1 else 0 for name, x in pairs.items()} for axis in (0, 1)]
     pairs = {name: x.squeeze(tuple(a for a in (0, 1) if x.shape[a] == 1)) for name, x in pairs.items()}
 

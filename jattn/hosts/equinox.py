@@ -8,6 +8,7 @@
 (5, 8)
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
@@ -86,8 +87,9 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         if mask is not None and not isinstance(mask, Mask) and mask.ndim == 2:
             mask = mask[None]
         out = attend_heads(q, k, v, None, mask, **options)
-        out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], -1))
+        out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], math.prod(out.shape[1:])))
         return out if measure is None else (out, measure_heads(q, k, None, mask, rows=measure, **options))
 
     def _heads(self, projection: Any, x: Any) -> jax.Array:
-        return jax.vmap(projection)(x).reshape(x.shape[0], self.num_heads, -1)
+        y = jax.vmap(projection)(x)
+        return y.reshape(x.shape[0], self.num_heads, y.shape[1] // self.num_heads)

@@ -31,8 +31,8 @@ class MultiHeadAttention(hk.MultiHeadAttention):
     def __call__(
         self,
         query: Float[Array, "*B T E"],
-        key: Float[Array, "*B S C"],
-        value: Float[Array, "*B S V"],
+        key: Float[Array, "*#B S C"],
+        value: Float[Array, "*#B S V"],
         mask: Mask | ArrayLike | None = ...,
         *,
         measure: None = ...,
@@ -42,8 +42,8 @@ class MultiHeadAttention(hk.MultiHeadAttention):
     def __call__(
         self,
         query: Float[Array, "*B T E"],
-        key: Float[Array, "*B S C"],
-        value: Float[Array, "*B S V"],
+        key: Float[Array, "*#B S C"],
+        value: Float[Array, "*#B S V"],
         mask: Mask | ArrayLike | None = ...,
         *,
         measure: Integer[ArrayLike, " R"] | Sequence[int],
@@ -52,8 +52,8 @@ class MultiHeadAttention(hk.MultiHeadAttention):
     def __call__(
         self,
         query: Float[Array, "*B T E"],
-        key: Float[Array, "*B S C"],
-        value: Float[Array, "*B S V"],
+        key: Float[Array, "*#B S C"],
+        value: Float[Array, "*#B S V"],
         mask: Mask | ArrayLike | None = None,
         *,
         measure: Integer[ArrayLike, " R"] | Sequence[int] | None = None,
@@ -68,7 +68,7 @@ class MultiHeadAttention(hk.MultiHeadAttention):
         k = self._linear_projection(key, self.key_size, "key")
         v = self._linear_projection(value, self.value_size, "value")
         out = attend_heads(q, k, v, None, mask, **options)
-        joined = out.reshape(*out.shape[:-2], -1)
+        joined = out.reshape(*out.shape[:-2], self.num_heads * self.value_size)
         more: dict[str, Any] = {"w_init": self.w_init, "with_bias": self.with_bias, "b_init": self.b_init}
         out = hk.Linear(self.model_size, **more)(joined)
         return out if measure is None else (out, measure_heads(q, k, None, mask, rows=measure, **options))
