@@ -191,6 +191,21 @@ def test_a_partial_of_a_scheme_is_the_scheme():
         assert_close(got, jattn.dot_product_attention(q, k, v), ulps=64)
 
 
+def test_what_a_score_computes_in_a_narrower_dtype_has_its_gradient_through_a_ring():
+    """0.1 of the captured table's dtype: the score does not take the table in the dtype of the arithmetic."""
+    x, at = normal(3, B, 8, 1, D, dtype=np.float32), np.arange(8, dtype=np.int32)
+    table, tenth = jnp.arange(8, dtype=jnp.bfloat16), jnp.asarray(0.1, jnp.bfloat16)
+
+    def total(table, attend, **over):
+        score = lambda s, t, j: s + jnp.sin(table[jnp.abs(t - j)] * tenth).astype(s.dtype)  # noqa: E731
+        return jnp.vdot(attend(*x, score=score, q_positions=at, k_positions=at, **over), x[0])
+
+    ring = functools.partial(sharding.attention, mesh=mesh_of(2, "seq"), spec=P(None, "seq"))
+    got, want = (jax.jit(jax.grad(total), static_argnums=1)(table, f) for f in (ring, jattn.dot_product_attention))
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (got, want)), atol=2.0**-7)
+
+
 @pytest.mark.parametrize("scheme", ["ring", "all_to_all", "gather", "tree"])
 def test_an_empty_batch_has_an_empty_result(scheme):
     x = np.zeros((0, 4, 2, D), np.float32)

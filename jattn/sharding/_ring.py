@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._values import recomputed
-from jattn.engine.backward import Backward
+from jattn.engine.backward import Backward, sums_in
 from jattn.engine.batching import BatchedFunction, Linear, Vmapped, are_transposes, batched_call
 from jattn.engine.forward import Forward, ReturnsPartial
 from jattn.engine.plan import Plan
@@ -231,14 +231,17 @@ class RingBackward(_RingDerivative):
     def run(self, kept: Keep, *xs: jax.Array) -> list[jax.Array]:
         heads = self.heads
         leaves, residuals, cts = self.split(xs)
+        captured = jax.tree.unflatten(heads.tree, range(len(leaves))).captured
         pullback = heads.each(
             Backward(heads.plan, heads.tree, self.argnums), [*self.nonlinear_levels, EACH, EACH], self.active_levels
         )
 
         def at(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            # In the dtype of the arithmetic: what is summed over the stops is rounded once, at the end.
-            wide = [x.astype(heads.plan.dtype) if i in self.argnums else x for i, x in enumerate(leaves)]
-            parts = batched_call(pullback, *wide, *residuals, *cts)
+            # In the dtype of the arithmetic: what is summed over the stops is rounded once, at the end. A score that is
+            # any function takes what it captured in its own dtype alone.
+            widened = set(self.argnums) - set(captured)
+            wide = [x.astype(heads.plan.dtype) if i in widened else x for i, x in enumerate(leaves)]
+            parts = [x.astype(sums_in(heads.plan, x)) for x in batched_call(pullback, *wide, *residuals, *cts)]
             both = ([p for p, w in zip(parts, self.with_keys, strict=True) if w is keys] for keys in (True, False))
             return tuple(both)  # type: ignore[return-value]
 
