@@ -207,6 +207,18 @@ def test_causal_counts_from_the_first_rows_unless_positions_are_given():
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize("dtype", [np.int16, np.uint8, np.uint32])
+def test_positions_are_whole_numbers_of_any_dtype(dtype):
+    """A function of scores and positions is given them in int32, and so a difference of them does not wrap."""
+    x = batch(np.float32)
+    f = lambda dtype: jattn.dot_product_attention(  # noqa: E731
+        *x, mask=masks.causal(), score=lambda s, t, j: s - 0.1 * jnp.abs(t - j).astype(s.dtype),
+        q_positions=np.arange(T, dtype=dtype), k_positions=np.arange(S, dtype=dtype),
+    )  # fmt: skip
+    assert_same(f(dtype), f(np.int32))
+
+
+@pytest.mark.structure
 def test_a_sink_for_all_heads_or_one_a_head():
     x = batch(np.float32)
     f = jax.jit(jattn.dot_product_attention)

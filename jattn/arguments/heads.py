@@ -71,11 +71,11 @@ def sink_per_head(caller: str, sink: Any, heads: int, axis: str = "H") -> jax.Ar
 def per_row(
     caller: str, name: str, x: Any, full: tuple[int, ...], axes: str, unit: str, *, shared: bool = False
 ) -> jax.Array:
-    """Whole numbers of the shape `full`, or, where they may be `shared`, of that shape without its first axis."""
+    """Whole numbers of the shape `full` in int32, or, where they may be `shared`, of that without its first axis."""
     x = _errors.array(caller, name, x)
     _errors.kind(caller, name, x, jnp.integer, f"It counts {unit}: pass whole numbers.")
     if x.shape != full and not (shared and x.shape == full[1:]):
         target = "[" + ", ".join(map(str, full)) + "]"
         remedy = f"Give one whole number for each: {axes} is {target} here."
         _errors.fail(ValueError, caller, f"{name} must have the shape {axes}", remedy, **{name: x})
-    return x
+    return x.astype(jnp.int32)  # signed: unsigned positions would wrap where two are subtracted

@@ -82,10 +82,10 @@ def append(
         _errors.fail(ValueError, caller, "k and v must agree in T", "Each key needs its one value.", k=k, v=v)
     asked = jnp.full((B,), T, jnp.int32)
     if lengths is not None:
-        asked = per_row(caller, "lengths", lengths, (B,), "[B]", "tokens").astype(jnp.int32).clip(0, T)
+        asked = per_row(caller, "lengths", lengths, (B,), "[B]", "tokens").clip(0, T)
     at = next_positions(cache, T)
     if positions is not None:
-        at = per_row(caller, "positions", positions, (B, T), "[B, T]", "tokens").astype(jnp.int32)
+        at = per_row(caller, "positions", positions, (B, T), "[B, T]", "tokens")
     if T == 0:
         return cache
 

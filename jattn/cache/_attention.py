@@ -255,9 +255,9 @@ def _queries(
     scale = D**-0.5 if scale is None else options.scale_array(caller, scale)
     n = positions = None
     if lengths is not None:
-        n = heads.per_row(caller, "lengths", lengths, (B,), "[B]", "rows").astype(jnp.int32).clip(0, T)
+        n = heads.per_row(caller, "lengths", lengths, (B,), "[B]", "rows").clip(0, T)
     if q_positions is not None:
-        positions = heads.per_row(caller, "q_positions", q_positions, (B, T), "[B, T]", "tokens").astype(jnp.int32)
+        positions = heads.per_row(caller, "q_positions", q_positions, (B, T), "[B, T]", "tokens")
     t = jnp.arange(T, dtype=jnp.int32)[None]
     if positions is None:
         positions = (cache.next - (T if n is None else n))[:, None] + t
