@@ -335,6 +335,7 @@ TABLE = [
     (lambda: scores.temperature(-1.0), ValueError, "temperature: tau must be more than 0 and finite, got tau -1.0. Leave the score out instead."),
     (lambda: scores.alibi("steep"), TypeError, "alibi: slope must be an array of numbers in one shape, got slope of type str. Pass a jax or NumPy array."),
     (lambda: scores.alibi_slopes(0), ValueError, "alibi_slopes: heads must be at least 1, got heads 0. Pass a Python int of at least 1."),
+    (lambda: scores.bucket(ones(3), 32, max_distance=128, bidirectional=True), TypeError, "bucket: distance must be integer, got distance float32[3]. Distances count tokens: pass whole numbers."),
     (lambda: scores.relative_bias(whole(32)), TypeError, "relative_bias: table must be floating point, got table int32[32]. Convert it first: table.astype(jax.numpy.float32)."),
     (lambda: scores.relative_bias(ones(2, 32)), ValueError, "relative_bias: table must have the axes [n], got table [2, 32]. One table is one head: map over heads with jax.vmap."),
     (lambda: scores.relative_bias(ones(31)), ValueError, "relative_bias: table must have an even number of buckets, at least 4, got table [31]. T5 has 32."),

@@ -103,6 +103,23 @@ def test_a_table_of_a_thousand_buckets_has_the_buckets_of_t5(n):
     np.testing.assert_array_equal(got, [t5(int(d), n, 32768, True) for d in distances])
 
 
+@pytest.mark.parametrize(("n", "most"), [(256, 10**6), (32, 2**62)])
+def test_buckets_of_t5_may_be_many_and_far(n, most):
+    """Powers of their distances are beyond every float, or the distances beyond int32."""
+    distances = np.arange(-700, 700, 7)
+    got = scores.bucket(distances, n, max_distance=most, bidirectional=True)
+    np.testing.assert_array_equal(got, [t5(int(d), n, most, True) for d in distances])
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("both", [True, False])
+def test_the_buckets_of_narrow_and_unsigned_distances_are_those_of_their_values(dtype, both):
+    distances = np.arange(np.iinfo(dtype).min, np.iinfo(dtype).max + 1).astype(dtype)
+    got = scores.bucket(distances, 32, max_distance=200, bidirectional=both)
+    np.testing.assert_array_equal(got, [t5(int(d), 32, 200, both) for d in distances])
+
+
 @pytest.mark.parametrize(
     ("heads", "slopes"),
     [

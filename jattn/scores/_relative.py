@@ -158,7 +158,10 @@ def bucket(
       max_distance: tokens. bidirectional: as in `relative_bias`.
 
     Returns:
-      Integers of the same shape, from 0 to buckets − 1.
+      int32 of the same shape, from 0 to buckets − 1.
+
+    Raises:
+      TypeError: distances are not integers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -166,11 +169,13 @@ def bucket(
       >>> print(scores.bucket(jnp.array([-200, -16, -8, -1, 0, 1, 8]), 32, max_distance=128, bidirectional=True))
       [15 10  8  1  0 17 24]
     """
-    distance = jnp.asarray(distance)
+    distance = _errors.array("bucket", "distance", distance)
+    _errors.kind("bucket", "distance", distance, jnp.integer, "Distances count tokens: pass whole numbers.")
+    distance = distance.astype(jnp.int32)  # unsigned ones have no opposite, and narrow ones do not reach a far bucket
     n = buckets // 2 if bidirectional else buckets
     exact = n // 2
-    # Python ints throughout: they take the dtype of the distances.
     begins = [_root(exact ** (n - exact - j) * max_distance**j, n - exact) for j in range(1, n - exact)]
+    begins = [b for b in begins if b < 2**31]  # no distance reaches the others
     far = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
     beyond = sum(((far >= b).astype(far.dtype) for b in begins), jnp.zeros_like(far))
     one_side = jnp.minimum(far, exact) + beyond
