@@ -577,8 +577,8 @@ plant("a row without pages that takes those of the rows behind it", "jattn/cache
 plant("rows refused once, and not as often as it takes", "jattn/cache/_pages.py",
       "~jax.lax.while_loop(too_many, refuse, refuse(need > count))", "~refuse(need > count)",
       "cache.py::test_a_row_that_finds_no_pages_takes_none_of_those_behind_it")
-plant("lengths beyond the queries that move them back", CACHED, '"rows").astype(jnp.int32).clip(0, T)',
-      '"rows").astype(jnp.int32)', "cache.py::test_lengths_beyond_the_new_tokens_are_all_of_them_and_below_0_none")
+plant("lengths beyond the queries that move them back", CACHED, '"rows").clip(0, T)',
+      '"rows")', "cache.py::test_lengths_beyond_the_new_tokens_are_all_of_them_and_below_0_none")
 plant("a state that does not vary as the keys do", "jattn/cache/_decode.py",
       "state, _ = match_varying_trees(start, (x, cache))", "state = start",
       "cache.py::test_each_device_fills_and_reads_a_cache_of_its_own_rows[paged]")
