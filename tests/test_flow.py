@@ -169,6 +169,27 @@ def test_a_distribution_as_target_is_a_mixture_of_its_keys(x64):
     np.testing.assert_allclose(-dq[0], (pi @ k - weights @ k) / math.sqrt(D), atol=EXACT)
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_masked_pulls_with_nothing_whatever_it_holds(bad):
+    """Of a query that may attend it the output is NaN."""
+    q, k, v = (x.astype(np.float32) for x in qkv())
+    mask = np.ones((T, S), bool)
+    mask[:, -1] = False
+
+    def found(q, k, v):
+        steps = flow.attention_steps(q, k, v, mask=mask)
+        slope = jax.grad(lambda v: anything(flow.attention_steps(q, k, v, mask=mask)))(v)
+        return steps.weights, steps.out, slope, flow.pulls(q, k, v, anything, mask=mask)
+
+    want = jax.jit(found)(q, k, v)
+    k[-1], v[-1] = bad, bad
+    assert_same(jax.jit(found)(q, k, v), want)
+    mask[0, -1] = True
+    out = flow.attention_steps(q, np.nan_to_num(k), v, mask=mask).out
+    np.testing.assert_array_equal(np.isnan(out).all(1), np.arange(T) == 0)
+
+
 def test_pulls_keep_the_tail_of_a_saturated_row():
     """p_other = e⁻⁶⁰: 1 − p_river is 0 in float32, and yet every pull is right to rounding."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _children import environment
-from _inputs import normal
+from _inputs import assert_same, normal
 from _jaxprs import formed
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -74,6 +74,16 @@ def test_a_measured_row_is_that_of_the_definition(name, x64):
     for x, wanted in zip(found, want, strict=True):
         close(x, wanted)
     close(found.pulls.sum(0), -found.dq)
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_is_measured_without_what_it_does_not_attend(bad):
+    q, k, v, dout = (normal(T, D, seed=i, dtype=np.float32) for i in range(4))
+    row = jax.jit(lambda *x: flow.measure_row(*x, T - 2, mask=masks.causal())._replace(k=None))
+    want = row(q, k, v, dout)
+    k[-1], v[-1] = bad, bad
+    assert_same(row(q, k, v, dout), want)
 
 
 def test_the_pulls_of_a_saturated_row_keep_their_tail():

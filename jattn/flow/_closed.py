@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._numerics import nan_where, zero_nonfinite_rows
 from jattn._softmax import log_softmax, softmax
 from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries, Values
 from jattn.arguments.options import qkv
@@ -87,7 +88,18 @@ def attention_steps(
     """
     scores, scaled, _, out = explain(q, k, v, mask=mask, bias=bias, scale=scale)
     weights = softmax(scaled)
-    return Steps(scores, scaled, weights, (weights @ jnp.asarray(v).astype(weights.dtype)).astype(out.dtype))
+    return Steps(scores, scaled, weights, _weighted_mean(weights, scaled, jnp.asarray(v)).astype(out.dtype))
+
+
+def _weighted_mean(weights: jax.Array, scaled: jax.Array, v: jax.Array) -> jax.Array:
+    """weights · v, where a NaN or an infinity in a value reaches those queries alone that may attend it."""
+    finite, nonfinite = zero_nonfinite_rows(v.astype(weights.dtype))
+    return nan_where((_allowed(scaled) & nonfinite.T).any(1, keepdims=True), weights @ finite)
+
+
+def _allowed(scaled: jax.Array) -> jax.Array:
+    """Which pairs the mask allows."""
+    return scaled != -jnp.inf
 
 
 def cross_entropy(target: ArrayLike) -> Objective:
@@ -285,16 +297,14 @@ def pulls(
 
     def from_logits(scaled: jax.Array, values: jax.Array) -> jax.Array:
         weights = softmax(scaled)
-        out = weights @ values.astype(weights.dtype)
+        out = _weighted_mean(weights, scaled, values)
         return loss(Steps(taken.scores, scaled, weights, out.astype(v.dtype)))
 
     ds, on_out = jax.grad(from_logits)(taken.scaled, v), jax.grad(_through_out(loss, taken))(taken.out)
     ds = jnp.asarray(c, ds.dtype) * ds
-    return Pulls(
-        -ds[..., None] * k[None].astype(ds.dtype),
-        -ds[..., None] * q[:, None].astype(ds.dtype),
-        -taken.weights[..., None] * on_out[:, None].astype(ds.dtype),
-    )
+    allowed = _allowed(taken.scaled)[..., None]
+    k, q, on_out = (jnp.where(allowed, x.astype(ds.dtype), 0) for x in (k[None], q[:, None], on_out[:, None]))
+    return Pulls(-ds[..., None] * k, -ds[..., None] * q, -taken.weights[..., None] * on_out)
 
 
 def _through_out(loss: Objective, taken: Steps) -> Callable[[jax.Array], jax.Array]:

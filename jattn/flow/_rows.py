@@ -115,11 +115,13 @@ def measure_row(
     w, slope = jax.jvp(
         weights, (nothing,), (jnp.ones_like(nothing),)
     )  # each by its own dot product alone: w · dl/d⟨q, k⟩
-    a = (v @ dout[row].astype(v.dtype)).astype(w.dtype)
+    # What is not attended pulls with 0, whatever its key and value hold.
+    k_there, v_there = (jnp.where((w == 0)[:, None], 0, x) for x in (k, v))
+    a = (v_there @ dout[row].astype(v.dtype)).astype(w.dtype)
     top = jnp.argmax(w)
     ahead = a - a[top]  # measured from the largest weight, whose share would cancel the tail of a saturated row
     mean = w @ ahead - found.sink_weight[row] * a[top]
-    pulled = (slope * (mean - ahead))[:, None] * k.astype(w.dtype)
+    pulled = (slope * (mean - ahead))[:, None] * k_there.astype(w.dtype)
     alone = jnp.zeros_like(dout).at[row].set(dout[row])
     out, pull_back = jax.vjp(lambda q: attention(q, k, v, sink=sink, scale=scale, **options), q)
     (dq,) = pull_back(alone.astype(out.dtype))
