@@ -49,10 +49,14 @@ def add_seed(parser: argparse.ArgumentParser, of: str, default: int = 42) -> Non
 
 
 def add_out(parser: argparse.ArgumentParser, of: str) -> None:
-    parser.add_argument("--out", type=Path, default=Path("out"), help=f"folder of {of} (default: out)")
+    def folder(text: str) -> Path:
+        check_folder(out := Path(text), "--out")
+        return out
+
+    parser.add_argument("--out", type=folder, default="out", help=f"folder of {of} (default: out)")
 
 
-def check_folder(out: Path, flag: str = "--out") -> None:
+def check_folder(out: Path, flag: str) -> None:
     """Refuses what can never be a folder; called before a long computation."""
     if any(path.exists() and not path.is_dir() for path in (out, *out.absolute().parents)):
         raise BadInput(f"{flag} {out}: is a file, or lies below one. Name a folder.")
@@ -106,8 +110,8 @@ def run(
 ) -> None:
     """Parses, computes everything, and only then writes it, in one piece; bad input is one line and status 2."""
     try:
-        args = arguments.parse_args()
         try:
+            args = arguments.parse_args()
             results = evaluate(compute, args)
         except BadInput as wrong:
             refuse(arguments.prog, wrong)

@@ -46,7 +46,6 @@ def compute(args: argparse.Namespace) -> dict:
         raise BadInput(f"--steps {args.steps}: must be from 20 to 5000. Leave it out.")
     if not 0 < args.rate < math.inf:
         raise BadInput(f"--rate {args.rate:g}: must be a number above 0. Leave it out for 0.005.")
-    _cli.check_folder(args.out)
     c, words = corpus(args.seed)
     start = jax.jit(fresh, static_argnums=(1, 2, 3))(
         random.key(args.seed), len(words), c.train.ids.shape[1], jnp.float32

@@ -59,7 +59,6 @@ def compute(args: argparse.Namespace) -> dict:
         raise BadInput(f"--steps {args.steps}: must be from 20 to 5000. Leave it out.")
     if not 0 < args.rate < math.inf:
         raise BadInput(f"--rate {args.rate:g}: must be a number above 0. Leave it out for 0.01.")
-    _cli.check_folder(args.out)
     recorder, names = _cli.save(args.out, lambda: recorded(args))
     run = recorder.run()
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(run)):

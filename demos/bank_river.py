@@ -42,7 +42,6 @@ def compute(args: argparse.Namespace) -> dict:
         raise _cli.BadInput(f"--steps {steps}: must be from 10 to 100000. Leave it out for 10000.")
     if not 0 < rate < math.inf:
         raise _cli.BadInput(f"--learning-rate {rate:g}: must be a number above 0. Leave it out for 1.")
-    _cli.check_folder(args.out)
 
     results = {"steps": steps, "learning_rate": rate, "toy": toy(), "flip": flip(), "formulas": formulas()}
     results |= {"descents": {}, "tied": tied()}

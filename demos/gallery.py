@@ -52,7 +52,6 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def compute(args: argparse.Namespace) -> dict:
-    _cli.check_folder(args.out)
     _cli.save(args.out, lambda: args.out.mkdir(parents=True, exist_ok=True))  # before an example fails for want of it
     drawn = {name: _cli.save(args.out, lambda name=name: draw(name, args.out)) for name in figures.__all__}
     return {name: {str(path): path.stat().st_size for path in files} for name, files in drawn.items()}

@@ -54,7 +54,6 @@ def compute(args: argparse.Namespace) -> dict:
     if not args.all and args.name not in SCENARIOS:
         what = "a scenario must be named" if args.name is None else f"{args.name}: is no scenario"
         raise _cli.BadInput(f"{what}. There are {', '.join(SCENARIOS)}; or --all.")
-    _cli.check_folder(args.out)
     return {name: scenario(name, args.out) for name in (SCENARIOS if args.all else [args.name])}
 
 

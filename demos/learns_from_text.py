@@ -45,7 +45,6 @@ def compute(args: argparse.Namespace) -> dict:
             raise BadInput(f"--{name} {getattr(args, name)}: must be from {low} to {high}. Leave it out.")
     if not 0 < args.rate < math.inf:
         raise BadInput(f"--rate {args.rate:g}: must be a number above 0. Leave it out for 0.01.")
-    _cli.check_folder(args.out)
     (c, words), every = corpus(args.seed), max(1, args.steps // 40)
     keys, size = random.split(random.key(args.seed), args.readers), {"words": len(words), "steps": args.steps}
     path, verdict = train_all(keys, c, args.rate, every=every, **size)

@@ -60,7 +60,6 @@ def compute(args: argparse.Namespace) -> dict:
     T = args.tokens
     if not 512 <= T <= 65536 or T % 512:
         raise _cli.BadInput(f"--tokens {T}: must be a multiple of 512 up to 65536. Leave it out for 4096.")
-    _cli.check_folder(args.out)
     q, k, v = map(jnp.asarray, head(T, args.seed))
     n = MOST if T >= 4096 else T // 16
     begun = time.monotonic()

@@ -76,7 +76,6 @@ def compute(args: argparse.Namespace) -> dict:
             raise BadInput(f"--{name} {given:g}: must be a number above 0. Leave it out for the default.")
     if args.small_rate >= args.rate:
         raise BadInput(f"--small-rate {args.small_rate:g}: must be below --rate {args.rate:g}. Give a smaller one.")
-    _cli.check_folder(args.out)
     seeds, rates = range(args.seed, args.seed + args.seeds), {"large": args.rate, "small": args.small_rate}
     with jax.enable_x64(False):
         thresholds = [UNCLIPPED, args.threshold, UNIFORM]

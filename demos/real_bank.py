@@ -69,7 +69,6 @@ def sense_axis(told: dict[str, list[str]], states: np.ndarray) -> tuple:
 
 
 def compute(args: argparse.Namespace) -> dict:
-    _cli.check_folder(args.out)
     told, model = senses(args.word.lower(), args.senses), load(args.model)
     texts = [args.sentence, *(text for some in told.values() for text in some), *PLAIN]
     longest = max(len(model.read(text).ids) for text in texts)

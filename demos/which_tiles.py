@@ -32,7 +32,6 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def compute(args: argparse.Namespace) -> dict:
-    _cli.check_folder(args.out)
     states = {}
     for name, mask in MASKS.items():
         pairs = np.asarray(jax.jit(masks.to_dense, static_argnums=(1, 2))(mask, T, T))
