@@ -577,6 +577,8 @@ plant("a row without pages that takes those of the rows behind it", "jattn/cache
 plant("rows refused once, and not as often as it takes", "jattn/cache/_pages.py",
       "~jax.lax.while_loop(too_many, refuse, refuse(need > count))", "~refuse(need > count)",
       "cache.py::test_a_row_that_finds_no_pages_takes_none_of_those_behind_it")
+plant("positions that stay unsigned", "jattn/arguments/heads.py", "return x.astype(jnp.int32)", "return x",
+      "many_heads.py::test_positions_are_whole_numbers_of_any_dtype")
 plant("lengths beyond the queries that move them back", CACHED, '"rows").clip(0, T)',
       '"rows")', "cache.py::test_lengths_beyond_the_new_tokens_are_all_of_them_and_below_0_none")
 plant("a state that does not vary as the keys do", "jattn/cache/_decode.py",
@@ -603,6 +605,9 @@ plant("partials of a tree merged without lse", PARTIALS, "w = jnp.exp((own - top
       ONE_OF_TREE)
 plant("the sink of a tree on every device", PARTIALS, "total + jnp.exp(sink - top)",
       "total + jax.lax.axis_size(axis_name) * jnp.exp(sink - top)", ONE_OF_TREE)
+plant("a captured array given to a score in another dtype", RING, "set(self.argnums) - set(captured)",
+      "set(self.argnums)",
+      "sharding.py::test_what_a_score_computes_in_a_narrower_dtype_has_its_gradient_through_a_ring")
 plant("cotangents of keys that do not go home", RING, "self.ring.return_home(x) if w else x", "x", ALIBI)
 MERGED = "sharding.py::test_the_statistics_of_the_keys_of_devices_merge_into_those_of_all_keys"
 OF_PIECES = "jattn/sharding/_statistics.py"
@@ -626,10 +631,20 @@ plant("two partials of a ring joined without their sums", PARTIALS, SHARES, SHAR
 
 # The study of gradients.
 
-plant("a sign of the pull on queries", "jattn/flow/_closed.py", "-ds[..., None] * k[None]", "ds[..., None] * k[None]",
+plant("a sign of the pull on queries", "jattn/flow/_closed.py", "Pulls(-ds[..., None] * k", "Pulls(ds[..., None] * k",
       "flow.py::test_the_pull_of_each_key_has_the_sign_that_theory_says")
 plant("a pull without its scale", "jattn/flow/_closed.py", "ds = jnp.asarray(c, ds.dtype) * ds", "pass",
       "flow.py::test_the_pulls_sum_to_the_gradient_of_any_loss")
+plant("a masked key that is not finite and pulls", "jattn/flow/_closed.py",
+      "(jnp.where(allowed, x.astype(ds.dtype), 0) for x", "(x.astype(ds.dtype) for x",
+      "flow.py::test_what_is_masked_pulls_with_nothing_whatever_it_holds")
+plant("a masked value that is not finite and is averaged", "jattn/flow/_closed.py",
+      "finite, nonfinite = zero_nonfinite_rows(v.astype(weights.dtype))",
+      "finite, nonfinite = v.astype(weights.dtype), zero_nonfinite_rows(v)[1]",
+      "flow.py::test_what_is_masked_pulls_with_nothing_whatever_it_holds")
+plant("a measured row that looks at what it does not attend", "jattn/flow/_rows.py",
+      "jnp.where((w == 0)[:, None], 0, x) for x", "x for x",
+      "recorder.py::test_a_row_is_measured_without_what_it_does_not_attend")
 plant("a balance that is a sum", "jattn/flow/_measures.py", "return a.T @ a - b.T @ b", "return a.T @ a + b.T @ b",
       "flow.py::test_gradient_descent_moves_the_balance_exactly_as_predicted_and_others_do_not")
 plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * A + r * eye) @ reached",

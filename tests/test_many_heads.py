@@ -211,10 +211,12 @@ def test_causal_counts_from_the_first_rows_unless_positions_are_given():
 def test_positions_are_whole_numbers_of_any_dtype(dtype):
     """A function of scores and positions is given them in int32, and so a difference of them does not wrap."""
     x = batch(np.float32)
-    f = lambda dtype: jattn.dot_product_attention(  # noqa: E731
-        *x, mask=masks.causal(), score=lambda s, t, j: s - 0.1 * jnp.abs(t - j).astype(s.dtype),
-        q_positions=np.arange(T, dtype=dtype), k_positions=np.arange(S, dtype=dtype),
-    )  # fmt: skip
+
+    def f(dtype):
+        at = {"q_positions": np.arange(T, dtype=dtype), "k_positions": np.arange(S, dtype=dtype)}
+        score = lambda s, t, j: s - 0.1 * jnp.abs(t - j).astype(s.dtype)  # noqa: E731
+        return jattn.dot_product_attention(*x, mask=masks.causal(), score=score, **at)
+
     assert_same(f(dtype), f(np.int32))
 
 
