@@ -478,7 +478,7 @@ plant("in a kernel, a block found by an int64", TPU, "first = np.int32(0)", "fir
 plant("in a kernel, a float64 that is not rounded", KERNEL, "self.lay(self.rounded(x.scale), ROLES.scale)",
       "self.lay(x.scale, ROLES.scale)", f"{X64}[everything of float64]")
 plant("in a kernel, dropout drawn in 64 bits", "jattn/engine/kernels/threefry.py", "a ^ b, np.int32(9)", "a ^ b, 9",
-      f"{X64}[dropout]", "kernels_gpu.py::test_with_x64_the_kernels_are_the_same")
+      f"{X64}[dropout]", "kernels_gpu.py::test_with_x64_the_kernels_are_the_loops_without")
 plant("a kernel of the TPU that holds an int64", "jattn/engine/kernels/support.py",
       'itemsize > 4), "")', 'itemsize > 8), "")',
       "kernels.py::test_what_is_of_64_bits_in_a_mask_or_a_score_runs_as_loops")

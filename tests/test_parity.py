@@ -4,13 +4,12 @@ import importlib
 import inspect
 import json
 import re
-import subprocess
+import runpy
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
-from _children import environment
 
 pytest.importorskip("torch", reason="runs the models: pip install 'jattn[parity]'")
 pytest.importorskip("transformers", reason="has the models: pip install 'jattn[parity]'")
@@ -65,12 +64,11 @@ def test_each_recipe_is_at_most_a_dozen_lines_and_uses_public_names():
 
 
 def test_the_page_shows_every_layer_and_its_errors(monkeypatch, capsys):
-    """The numbers of a process of its own, and the page of these numbers."""
+    """The numbers of the file run as a script, and the page of these numbers."""
     argv = ["model_zoo.py", "--model", "GPT-2"]
-    command = [sys.executable, str(FOLDER / argv[0]), *argv[1:], "--json"]
-    how = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 900, "env": environment()}
-    done = subprocess.run(command, check=True, **how)
-    found = json.loads(done.stdout)
+    monkeypatch.setattr(sys, "argv", [*argv, "--json"])
+    runpy.run_path(str(FOLDER / argv[0]), run_name="__main__")
+    found = json.loads(capsys.readouterr().out)
     rows = found["rows"]
     monkeypatch.setattr(sys, "argv", argv)
     zoo._cli.run(zoo.arguments(), lambda args: found, zoo.show)
