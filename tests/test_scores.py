@@ -16,6 +16,8 @@ import jattn
 from jattn import masks, reference, scores
 from jattn.engine import batching
 from jattn.engine.forward import Forward
+from jattn.engine.kernels.score import SeparatedScore
+from jattn.engine.score import hoist_closure
 
 TABLE, DISTANCES = normal(8, seed=3), normal(7, seed=4)
 t, s = np.arange(T)[:, None], np.arange(S)[None, :]
@@ -243,6 +245,18 @@ def test_functions_compose_with_scores():
     want = jax.jit(lambda *x: reference.attention(*x, score=lambda a, t, s: jnp.tanh(2 * a))[0])(q, k, v)
     assert_close(got, want, ulps=32)
     assert_same(jattn.attention(q, k, v, score=scores.compose()), jattn.attention(q, k, v))
+
+
+@pytest.mark.structure
+def test_a_score_may_return_a_python_number():
+    """Alone, before another score, and as a kernel takes it: every weight is the same."""
+    x = qkv(dtype=np.float32)
+    one = lambda score, t, s: 1.0  # noqa: E731
+    want = jax.jit(lambda *x: reference.attention(*x, score=one))(*x)
+    for score in (one, scores.compose(one, scores.temperature(1.0))):
+        assert_close(jattn.attention(*x, score=score, return_lse=True), want, ulps=8)
+    at, tile = np.zeros((2, 3), np.int32), np.zeros((2, 3), np.float32)
+    assert_same(SeparatedScore.of(hoist_closure(one, np.float32)[0])((), tile, at, at), tile + 1)
 
 
 def compiled(call, *args):

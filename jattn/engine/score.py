@@ -21,7 +21,7 @@ class ScalarScore:
 
     def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         def score(x: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-            return self.closed(captured, x, t, s)[0].astype(x.dtype)
+            return jax.lax.convert_element_type(self.closed(captured, x, t, s)[0], x.dtype)  # it may be a number
 
         return over_pairs(score, tile, t, s)
 

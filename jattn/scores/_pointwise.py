@@ -107,7 +107,7 @@ class Composed(Score):
 
     def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         for f in self.scores:
-            score = f(score, t, s)
+            score = jnp.asarray(f(score, t, s))  # of a function it may be a number
         return score
 
     def __repr__(self) -> str:

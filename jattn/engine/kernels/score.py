@@ -60,8 +60,7 @@ class SeparatedScore:
             of_pair = iter(scalars)
             rest = (c if isinstance(c, Table) else next(of_pair) for c in laid)
             given = {n: [next(rest) for _ in variables] for n, variables in self.parts.between.items()}
-            found: jax.Array = self.parts.rest(given, x, t, s)[0].astype(x.dtype)
-            return found
+            return jax.lax.convert_element_type(self.parts.rest(given, x, t, s)[0], x.dtype)
 
         return jax.vmap(jax.vmap(one))(tile, t, s, *(c for c in laid if not isinstance(c, Table)))
 
