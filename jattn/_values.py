@@ -109,10 +109,16 @@ class Closed:
     jaxpr: Any
     constants: tuple[Any, ...]
     """Arrays that are part of the function; None in the place of each that was captured."""
+    mesh: Any = None
+    """The mesh of `jax.set_mesh` or `jax.shard_map` that it was written under, if any."""
 
     def __call__(self, captured: Any, *xs: Any) -> list[Any]:
         consts = self.fill(captured)
-        if self._varies and not any(jax.typeof(x).manual_axis_type.varying for x in (*consts, *xs)):
+        if self._varies:
+            elsewhere = not any(jax.typeof(x).manual_axis_type.varying for x in (*consts, *xs))
+        else:  # `eval_jaxpr` would go back to its mesh, as from inside a `jax.shard_map`
+            elsewhere = bool(self.mesh) and self.mesh != jax.sharding.get_abstract_mesh()
+        if elsewhere:
             return _on_one_device(self.jaxpr, consts, *xs)
         return eval_jaxpr(self.jaxpr, consts, *xs)
 
@@ -148,7 +154,8 @@ def close(
     made = jax.make_jaxpr(f)(*arguments)
     kept = tuple(c if constants and not isinstance(c, jax.Array) else None for c in made.consts)
     captured = tuple(jnp.asarray(c) for c, k in zip(made.consts, kept, strict=True) if k is None)
-    return Closed(_without_values(made), kept), captured, made.out_avals
+    mesh = jax.sharding.get_abstract_mesh()
+    return Closed(_without_values(made), kept, None if mesh.empty else mesh), captured, made.out_avals
 
 
 def _bind(eqn: Any, xs: Sequence[Any]) -> list[Any]:

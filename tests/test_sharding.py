@@ -400,3 +400,20 @@ def test_a_partial_that_all_devices_share_has_its_whole_gradient_where_it_is_mer
     x = jax.tree.map(jnp.asarray, (shared, own))
     got, want = (jax.jit(jax.value_and_grad(f, (0, 1)))(*x) for f in (on_devices, at_once))
     assert off(got, want) <= BOUND
+
+
+def over_two(mask, kind, **how):
+    """Attention over two devices along an axis of this kind, with the mesh set, and over one."""
+    mesh = jax.make_mesh((2,), ("seq",), axis_types=(kind,), devices=jax.devices()[:2])
+    x = [normal(1, 6, 1, D, seed=i, dtype=np.float32) for i in range(3)]
+    spec = P(None, "seq")
+    cut = [jax.device_put(a, jax.NamedSharding(mesh, spec)) for a in x]
+    with jax.set_mesh(mesh):
+        got = sharding.attention(*cut, mesh=mesh, spec=spec, mask=mask(), scheme=sharding.gather, **how)
+    return got, jattn.dot_product_attention(*x, mask=mask(), **how)
+
+
+def test_a_function_as_a_mask_may_be_made_under_the_mesh_that_is_set():
+    """It is asked inside `jax.shard_map`, and looks up an array."""
+    begins = jnp.arange(6) // 4
+    assert_close(*over_two(lambda: masks.where(lambda t, s: begins[t] == begins[s]), AxisType.Auto), ulps=16)
