@@ -417,3 +417,11 @@ def test_a_function_as_a_mask_may_be_made_under_the_mesh_that_is_set():
     """It is asked inside `jax.shard_map`, and looks up an array."""
     begins = jnp.arange(6) // 4
     assert_close(*over_two(lambda: masks.where(lambda t, s: begins[t] == begins[s]), AxisType.Auto), ulps=16)
+
+
+def test_on_an_explicit_mesh_what_is_whole_is_cut_as_the_spec_says():
+    """Ids of a mask, and positions that are arrays."""
+    ids = jnp.arange(6) // 4
+    mask = lambda: masks.segments(ids) & masks.causal()  # noqa: E731
+    kind = AxisType.Explicit
+    assert_close(*over_two(mask, kind, q_positions=ids + 1, k_positions=ids), ulps=16)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Numeric, ScoreModifier
@@ -151,13 +151,27 @@ def attention(
     options_of: dict[str, Any] = {n: x for n, x in (("sink", sink), ("scale", scale)) if x is not None} | given
     specs = {"sink": of_sink, "scale": PartitionSpec(), "q_positions": of_side["q"], "k_positions": of_side["k"]}
     sharded = {name for entry in entries for name in _names(entry)}
+    leaves = [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves]
     return jax.shard_map(
         here,
         mesh=mesh,
         in_specs=(q_spec, kv_spec, kv_spec, of_mask, {n: specs[n] for n in options_of}),
         out_specs=(q_spec, q_spec) if return_lse else q_spec,
         axis_names=sharded,
-    )(q, k, v, [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves], options_of)
+    )(
+        *(q, k, v),
+        [_cut(x, mesh, spec) for x, spec in zip(leaves, of_mask, strict=True)],
+        {n: _cut(x, mesh, specs[n]) for n, x in options_of.items()},
+    )
+
+
+def _cut(x: Any, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> Any:
+    """The array in pieces as the spec says along axes that are explicit, where `jax.shard_map` asks for it so."""
+    explicit = {n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
+    if not explicit:
+        return x
+    own = (tuple(n for n in _names(entry) if n in explicit) for entry in spec)
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*(names or None for names in own))))
 
 
 def _names(entry: Any) -> tuple[Any, ...]:
