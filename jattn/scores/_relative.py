@@ -100,15 +100,21 @@ def relative_bias(table: Float[ArrayLike, " n"], *, max_distance: int = 128, bid
     """
     caller = "relative_bias"
     table = _table(caller, table)
+    far = _reach(caller, "table must have", table.shape[0], max_distance, bidirectional, table=table)
+    return RelativeBias(table, far, bool(bidirectional))
+
+
+def _reach(caller: str, must: str, n: int, max_distance: Any, bidirectional: bool, **got: Any) -> int:
+    """max_distance as an int, where there can be so many buckets up to it; `got` is what said how many."""
     far = _errors.count(caller, "max_distance", max_distance)
     sides = 2 if bidirectional else 1
-    if table.shape[0] % sides or table.shape[0] < 2 * sides:
+    if n % sides or n < 2 * sides:
         least = "an even number of buckets, at least 4" if bidirectional else "at least 2 buckets"
-        _errors.fail(ValueError, caller, f"table must have {least}", "T5 has 32.", table=table)
-    if far <= table.shape[0] // sides // 2:
+        _errors.fail(ValueError, caller, f"{must} {least}", "T5 has 32.", **got)
+    if far <= n // sides // 2:
         must = "max_distance must be more than the distances that have a bucket of their own"
-        _errors.fail(ValueError, caller, must, "T5 has 128 for 32 buckets.", table=table, max_distance=str(far))
-    return RelativeBias(table, far, bool(bidirectional))
+        _errors.fail(ValueError, caller, must, "T5 has 128 for 32 buckets.", **got, max_distance=str(far))
+    return far
 
 
 def distance_bias(table: Float[ArrayLike, " n"]) -> Score:
@@ -154,14 +160,15 @@ def bucket(
 
     Args:
       distance: integers of any shape, in tokens.
-      buckets: how many there are.
+      buckets: how many there are, in all.
       max_distance: tokens. bidirectional: as in `relative_bias`.
 
     Returns:
       int32 of the same shape, from 0 to buckets − 1.
 
     Raises:
-      TypeError: distances are not integers.
+      TypeError: distances are not integers, or a number is not a whole one.
+      ValueError: buckets and max_distance are none that `relative_bias` takes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -172,6 +179,8 @@ def bucket(
     distance = _errors.array("bucket", "distance", distance)
     _errors.kind("bucket", "distance", distance, jnp.integer, "Distances count tokens: pass whole numbers.")
     distance = distance.astype(jnp.int32)  # unsigned ones have no opposite, and narrow ones do not reach a far bucket
+    buckets = _errors.count("bucket", "buckets", buckets)
+    max_distance = _reach("bucket", "there must be", buckets, max_distance, bidirectional, buckets=str(buckets))
     n = buckets // 2 if bidirectional else buckets
     exact = n // 2
     begins = [_root(exact ** (n - exact - j) * max_distance**j, n - exact) for j in range(1, n - exact)]
