@@ -67,8 +67,8 @@ NORM = "Leave it out for q and k without a norm."
 SHARE = "Each key/value head serves the same number of query heads."
 
 
-def attend(x=None, context=None, **options):
-    return lambda: heads.multi_head(params(), ones(T, 8) if x is None else x, context, **options)
+def attend(x=None, context=None, more=(), **options):
+    return lambda: heads.multi_head(params() | dict(more), ones(T, 8) if x is None else x, context, **options)
 
 
 def group(H=4, Hkv=2, **options):
@@ -92,6 +92,20 @@ HEADS = [
     (lambda: heads.init(jax.random.key(0), 8, heads=3), ValueError, "init: width must be a multiple of heads, got width 8 and heads 3. Or say how wide: head_dim=64."),
     (lambda: heads.init(jax.random.key(0), 8, heads=2, qk_norm="RMS"), ValueError, f"init: qk_norm must be None, 'rms' or 'l2', got qk_norm 'RMS'. {NORM}"),
     (lambda: heads.init(jax.random.key(0), 8, heads=2, qk_norm=True), ValueError, f"init: qk_norm must be None, 'rms' or 'l2', got qk_norm True. {NORM}"),
+    (lambda: heads.init(jax.random.key(0), 8, heads=0), ValueError, "init: heads must be at least 1, got heads 0. Pass a Python int of at least 1."),
+    (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=0), ValueError, "init: kv_heads must be at least 1, got kv_heads 0. Pass a Python int of at least 1."),
+    (lambda: heads.init(jax.random.key(0), 8, heads=4, head_dim=2.5), TypeError, "init: head_dim must be a whole number, got head_dim of type float. Pass a Python int of at least 1."),
+    (lambda: heads.latent_init(jax.random.key(0), 8, heads=4, head_dim=2, rope_dim=0, value_dim=2, kv_rank=3), ValueError, "latent_init: rope_dim must be at least 1, got rope_dim 0. Pass a Python int of at least 1."),
+    (attend(more={"q": ones(8, 8)}), ValueError, "project: params['q'] must be [E, H, D], got q [8, 8]. Reshape what comes from elsewhere."),
+    (attend(more={"q_bias": ones(1, 2)}), ValueError, "project: params['q_bias'] must be [H, D], got q_bias [1, 2]. That is [4, 2] here. Reshape what comes from elsewhere."),
+    (attend(more={"out": ones(1, 2, 8)}), ValueError, "output: params['out'] must be [H, Dv, E], got out [1, 2, 8]. That is [4, 2, 8] here. Reshape what comes from elsewhere."),
+    (attend(more={"out": ones(8, 8)}), ValueError, "output: params['out'] must be [H, Dv, E], got out [8, 8]. That is [4, 2, E] here. Reshape what comes from elsewhere."),
+    (lambda: heads.output(params(), ones(T, 2), ones(T, 8)), ValueError, "output: out must have the axes [H, T, Dv], got out [13, 2]. No batch: map with jax.vmap."),
+    (lambda: heads.output(params() | {"gate": ones(8, 4, 2)}, ones(4, 1, 2), ones(T, 8)), ValueError, "output: out [H, T, Dv] and x [T, E] must have one T, got out [4, 1, 2] and x [13, 8]. The gate looks at the token that asks: pass the x that made q."),
+    (lambda: heads.output(params() | {"gate": ones(8, 4, 2)}, ones(4, T, 2), ones(8)), ValueError, f"output: x must have the axes [T, E], got x [8]. {MAPPED}"),
+    (lambda: heads.latents(latent() | {"q": ones(8, 4, 2)}, ones(T, 8), rope=rotary), ValueError, "latents: params['q'] must be [E, H, D+R], got q [8, 4, 2]. That is [8, 2, 6] here. Reshape what comes from elsewhere."),
+    (lambda: heads.rms_norm(ones(T, 6, dtype=np.int32), ones(6)), TypeError, "rms_norm: x must be floating point, got x int32[13, 6]. Convert it first: x.astype(jax.numpy.float32)."),
+    (lambda: heads.rms_norm(ones(T, 6), ones(1)), ValueError, "rms_norm: x must be [..., D] and weight [D], got x [13, 6] and weight [1]. Give one weight to each column."),
     (attend(x="river"), TypeError, "multi_head: x must be an array of numbers in one shape, got x of type str. Pass a jax or NumPy array."),
     (attend(x=ones(2, T, 8)), ValueError, f"project: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
     (attend(x=ones(T, 7)), ValueError, "project: x [T, E] must be as wide as params['q'] takes, got x [13, 7] and q [8, 4, 2]. Make params for this width: init(key, width, context_width=...)."),

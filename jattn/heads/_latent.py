@@ -7,7 +7,18 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
-from jattn.heads._multi import LECUN, Initializer, Params, PerHead, Rope, grouped, matrices, output, rms_norm
+from jattn.heads._multi import (
+    LECUN,
+    Initializer,
+    Params,
+    PerHead,
+    Rope,
+    fit,
+    grouped,
+    matrices,
+    output,
+    rms_norm,
+)
 from jattn.one_head import SharedOptions
 
 
@@ -41,6 +52,10 @@ def latent_init(
       q [E, H, D + R], or q_down [E, Q], q_latent_norm [Q] and q [Q, H, D + R]; kv_down [E, C], kv_norm [C],
       k [C, H, D], v [C, H, Dv]; k_rope [E, R]; out [H, Dv, E]. Norms are 1.
 
+    Raises:
+      TypeError: a size is not a whole number.
+      ValueError: it is less than 1.
+
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
 
     Example:
@@ -50,6 +65,9 @@ def latent_init(
       >>> params["q"].shape, params["kv_down"].shape, params["k"].shape
       ((32, 4, 12), (32, 6), (6, 4, 8))
     """
+    given = {"width": width, "heads": heads, "head_dim": head_dim, "rope_dim": rope_dim, "value_dim": value_dim}
+    for name, n in (given | {"kv_rank": kv_rank, "q_rank": 1 if q_rank is None else q_rank}).items():
+        _errors.count("latent_init", name, n, least=1)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (q_rank or width, heads, head_dim + rope_dim),
         "kv_down": (width, kv_rank),
@@ -84,7 +102,7 @@ def latents(
       part of the keys [T, R]: C + R numbers a token are all that a cache needs.
 
     Raises:
-      ValueError: x is not [T, E], E as wide as params take.
+      ValueError: x is not [T, E], E as wide as params take; or params do not fit one another.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", eq. 37 to 43.
 
@@ -96,6 +114,10 @@ def latents(
       [(4, 7, 8), (4, 7, 4), (7, 6), (7, 4)]
     """
     caller = "latents"
+    kept = ("kv_down E C", "kv_norm C", "k C H D", "v C H Dv", "k_rope E R", "q_down E Q", "q_latent_norm Q")
+    lengths = fit(caller, params, kept)
+    lengths["D+R"] = params["k"].shape[2] + params["k_rope"].shape[1]
+    fit(caller, params, (f"q {'Q' if 'q_down' in params else 'E'} H D+R",), **lengths)
     x = _errors.array(caller, "x", x)
     _errors.rank(caller, 2, "[T, E]", "No batch: map with jax.vmap, in_axes (None, 0).", x=x)
     if x.shape[1] != params["kv_down"].shape[0]:
@@ -103,7 +125,8 @@ def latents(
         _errors.fail(
             ValueError, caller, "x [T, E] must be as wide as params take", remedy, x=x, kv_down=params["kv_down"]
         )
-    positions = jnp.arange(x.shape[0], dtype=jnp.int32) if positions is None else jnp.asarray(positions)
+    rows = jnp.arange(x.shape[0], dtype=jnp.int32)
+    positions = rows if positions is None else _errors.array(caller, "positions", positions)
     asked = rms_norm(x @ params["q_down"], params["q_latent_norm"], eps=eps) if "q_down" in params else x
     q = jnp.einsum("te,ehd->htd", asked, params["q"])
     D = params["k"].shape[2]

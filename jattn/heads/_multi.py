@@ -1,7 +1,7 @@
 """Multi-head, grouped and multi-query attention, of a sequence to itself or to another."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import jax
@@ -63,8 +63,9 @@ def init(
       v_bias [Hkv, Dv], out_bias [E]; q_norm [D], k_norm [D]; temperature [H]; head_scale [H]; gate [E, H, Dv].
 
     Raises:
-      ValueError: kv_heads does not divide heads; heads does not divide width and head_dim is not given; or qk_norm is
-        none of these.
+      TypeError: a size is not a whole number.
+      ValueError: a size is less than 1; kv_heads does not divide heads; heads does not divide width and head_dim is
+        not given; or qk_norm is none of these.
 
     Source: LeCun et al. 1998, "Efficient BackProp", section 4.6, for the variance.
 
@@ -75,7 +76,9 @@ def init(
       >>> {name: w.shape for name, w in params.items()}
       {'q': (32, 4, 8), 'k': (32, 2, 8), 'v': (32, 2, 8), 'out': (4, 8, 32)}
     """
-    kv_heads, context_width = kv_heads or heads, context_width or width
+    width, heads = (_errors.count("init", name, n, least=1) for name, n in (("width", width), ("heads", heads)))
+    kv_heads = at_least_1("init", "kv_heads", kv_heads, heads)
+    context_width = at_least_1("init", "context_width", context_width, width)
     if heads % kv_heads:
         got = {"heads": str(heads), "kv_heads": str(kv_heads)}
         remedy = "Each key/value head serves the same number of query heads."
@@ -86,8 +89,8 @@ def init(
     if qk_norm not in (None, "rms", "l2"):
         must, remedy = "qk_norm must be None, 'rms' or 'l2'", "Leave it out for q and k without a norm."
         _errors.fail(ValueError, "init", must, remedy, qk_norm=repr(qk_norm))
-    D = head_dim or width // heads
-    Dv = value_dim or D
+    D = at_least_1("init", "head_dim", head_dim, width // heads)
+    Dv = at_least_1("init", "value_dim", value_dim, D)
     shapes = {"q": (width, heads, D), "k": (context_width, kv_heads, D), "v": (context_width, kv_heads, Dv)}
     params = matrices(key, shapes | {"out": (heads, Dv, width)} | ({"gate": (width, heads, Dv)} if gate else {}),
                       initializer, dtype)  # fmt: skip
@@ -99,6 +102,29 @@ def init(
     if qk_norm == "l2":
         params["temperature"] = jnp.full(heads, D**0.5, dtype)
     return params | ({"head_scale": jnp.ones(heads, dtype)} if head_scale else {})
+
+
+def at_least_1(caller: str, name: str, n: int | None, otherwise: int) -> int:
+    """A static whole number of at least 1, `otherwise` if None."""
+    return otherwise if n is None else _errors.count(caller, name, n, least=1)
+
+
+def fit(caller: str, params: Params, axes: Sequence[str], **known: Any) -> dict[str, Any]:
+    """The length of each axis, where those arrays of `params` that there are agree in it; `axes` holds "name A B …".
+
+    What is known beforehand is said by `known`. Nothing broadcasts: a head that serves for all is a mistake.
+    """
+    lengths = dict(known)
+    for name, *letters in (line.split() for line in axes if line.split()[0] in params):
+        found = jnp.shape(params[name])
+        if len(found) == len(letters):
+            for axis, n in zip(letters, found, strict=True):
+                lengths.setdefault(axis, n)
+        if found != tuple(lengths.get(axis) for axis in letters):
+            spelled, here = (", ".join(x) for x in (letters, (str(lengths.get(axis, axis)) for axis in letters)))
+            remedy = ("" if here == spelled else f"That is [{here}] here. ") + "Reshape what comes from elsewhere."
+            _errors.fail(ValueError, caller, f"params['{name}'] must be [{spelled}]", remedy, **{name: params[name]})
+    return lengths
 
 
 def matrices(
@@ -217,6 +243,8 @@ def project(
       ((4, 7, 8), (1, 7, 8), (1, 7, 8))
     """
     caller = "project"
+    biases, norms = ("q_bias H D", "k_bias Hkv D", "v_bias Hkv Dv"), ("q_norm D", "k_norm D", "temperature H")
+    fit(caller, params, ("q E H D", "k C Hkv D", "v C Hkv Dv", *biases, *norms))
     x = _errors.array(caller, "x", x)
     context = x if context is None else _errors.array(caller, "context", context)
     for name, tokens, axes in (("q", x, "[T, E]"), ("k", context, "[S, C]"), ("v", context, "[S, C]")):
@@ -239,8 +267,8 @@ def project(
         q, k = rms_norm(q, unit, eps=eps) * params["temperature"][:, None, None], rms_norm(k, unit, eps=eps)
     if rope is not None:
         q_positions, k_positions = (
-            jnp.arange(n, dtype=jnp.int32) if p is None else jnp.asarray(p)
-            for n, p in ((q.shape[1], q_positions), (k.shape[1], k_positions))
+            jnp.arange(n, dtype=jnp.int32) if p is None else _errors.array(caller, name, p)
+            for name, n, p in (("q_positions", q.shape[1], q_positions), ("k_positions", k.shape[1], k_positions))
         )
         rotate = jax.vmap(rope, (0, None))
         q, k = rotate(q, q_positions), rotate(k, k_positions)
@@ -340,6 +368,9 @@ def output(params: Params, out: Float[AnyArray, "H T Dv"], x: Float[ArrayLike, "
     Returns:
       [T, E].
 
+    Raises:
+      TypeError, ValueError: params do not fit out, x, or one another.
+
     Source: Vaswani et al. 2017, section 3.2.2.
 
     Example:
@@ -349,10 +380,22 @@ def output(params: Params, out: Float[AnyArray, "H T Dv"], x: Float[ArrayLike, "
       >>> heads.output(params, jnp.ones((4, 7, 8)), jnp.ones((7, 32))).shape
       (7, 32)
     """
+    caller = "output"
+    out = _errors.array(caller, "out", out)
+    _errors.rank(caller, 3, "[H, T, Dv]", "No batch: map with jax.vmap.", out=out)
+    H, T, Dv = out.shape
+    if "gate" in params:
+        x = _errors.array(caller, "x", x)
+        _errors.rank(caller, 2, "[T, E]", "No batch: map with jax.vmap, in_axes (None, 0).", x=x)
+        if x.shape[0] != T:
+            remedy = "The gate looks at the token that asks: pass the x that made q."
+            _errors.fail(ValueError, caller, "out [H, T, Dv] and x [T, E] must have one T", remedy, out=out, x=x)
+        fit(caller, params, ("gate E H Dv",), E=x.shape[1], H=H, Dv=Dv)
+    fit(caller, params, ("out H Dv E", "head_scale H", "out_bias E"), H=H, Dv=Dv)
     if "head_scale" in params:
         out = out * params["head_scale"][:, None, None]
     if "gate" in params:
-        out = out * jax.nn.sigmoid(jnp.einsum("te,ehd->htd", jnp.asarray(x), params["gate"]))
+        out = out * jax.nn.sigmoid(jnp.einsum("te,ehd->htd", x, params["gate"]))
     joined = jnp.einsum("htd,hde->te", out, params["out"])
     return joined + params["out_bias"][None] if "out_bias" in params else joined
 
@@ -363,12 +406,16 @@ def rms_norm(x: Float[ArrayLike, "*B D"], weight: Float[ArrayLike, " D"], *, eps
         x_i · weight_i / √(mean_j x_j² + eps)
 
     Args:
-      x: [..., D].
+      x: [..., D], floating point.
       weight: [D]; all 1/√D makes it the L2 norm.
       eps: ≥ 0, added to the mean square; a vector of zeros stays one, if eps > 0.
 
     Returns:
       [..., D] in the dtype of x, computed in float32 or wider.
+
+    Raises:
+      TypeError: x is not floating point.
+      ValueError: x has no axis, or weight is not [D].
 
     Source: Zhang and Sennrich 2019, "Root mean square layer normalization", eq. 4.
 
@@ -378,7 +425,12 @@ def rms_norm(x: Float[ArrayLike, "*B D"], weight: Float[ArrayLike, " D"], *, eps
       >>> print(rms_norm(jnp.array([3.0, -3.0]), jnp.array([1.0, 2.0]), eps=0.0))
       [ 1. -2.]
     """
-    x, weight = jnp.asarray(x), jnp.asarray(weight)
+    caller = "rms_norm"
+    x, weight = _errors.array(caller, "x", x), _errors.array(caller, "weight", weight)
+    _errors.floating(caller, x=x)
+    if weight.shape != x.shape[-1:] or not x.ndim:
+        must, remedy = "x must be [..., D] and weight [D]", "Give one weight to each column."
+        _errors.fail(ValueError, caller, must, remedy, x=x, weight=weight)
     wide = x.astype(_errors.wide(x))
     normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
     return (normed * weight.astype(wide.dtype).reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
