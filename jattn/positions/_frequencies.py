@@ -1,7 +1,8 @@
 """How fast each pair of columns turns: a value, and what a scaling makes of it."""
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ class Frequencies(NamedTuple):
     """The attention factor: what rotated columns are multiplied by, in q and in k: scores have its square."""
 
 
+_REMEDY = "Write a function Frequencies -> Frequencies, as in lambda f: f._replace(inv=f.inv / 2)."
 Scaling: TypeAlias = Callable[[Frequencies], Frequencies]
 """What stretches a model's rotary beyond its training: frequencies to frequencies."""
 
@@ -39,8 +41,9 @@ def frequencies(width: int, *, base: float = 10_000.0, scaling: Scaling | None =
       Frequencies, `inv` in NumPy's float64 unless the scaling made it a jax array.
 
     Raises:
-      TypeError: the scaling does not return Frequencies.
-      ValueError: width is odd or base is not above 1; or the scaling returns another number of frequencies.
+      TypeError: base is not a number; or the scaling is not a function, or does not return Frequencies.
+      ValueError: width is odd; base is not above 1, or not finite; or the scaling returns another number of
+        frequencies.
 
     Source: Su et al. 2021, "RoFormer", section 3.2.2.
 
@@ -59,17 +62,40 @@ def frequencies_of(caller: str, width: int, base: float, scaling: Scaling | None
     width = _errors.count(caller, "width", width)
     if width % 2:
         _errors.fail(ValueError, caller, "width must be even", "Columns turn in pairs.", width=str(width))
-    if not base > 1:
-        _errors.fail(ValueError, caller, "base must be above 1", "Most models have 10_000.0.", base=str(base))
-    plain = Frequencies(float(base) ** (-np.arange(0, width, 2) / max(width, 1)), float(base))
+    base = number(caller, "base", base)
+    if not 1 < base < math.inf:
+        _errors.fail(
+            ValueError, caller, "base must be above 1 and finite", "Most models have 10_000.0.", base=str(base)
+        )
+    plain = Frequencies(base ** (-np.arange(0, width, 2) / max(width, 1)), base)
     if scaling is None:
         return plain
-    scaled = scaling(plain)
-    remedy = "Write a function Frequencies -> Frequencies, as in lambda f: f._replace(inv=f.inv / 2)."
+    scaled = checked_scaling(caller, scaling)(plain)
     if not isinstance(scaled, Frequencies):
         got = {"scaling": f"returning {type(scaled).__name__}"}
-        _errors.fail(TypeError, caller, "scaling must return Frequencies", remedy, **got)
+        _errors.fail(TypeError, caller, "scaling must return Frequencies", _REMEDY, **got)
     if jnp.shape(scaled.inv) != plain.inv.shape:
         got = {"inv": _errors.shape(scaled.inv)}
-        _errors.fail(ValueError, caller, f"scaling must return {width // 2} frequencies", remedy, **got)
+        _errors.fail(ValueError, caller, f"scaling must return {width // 2} frequencies", _REMEDY, **got)
     return scaled
+
+
+def checked_scaling(caller: str, scaling: Any) -> Scaling:
+    """Refuses what cannot be called."""
+    if not callable(scaling):
+        got = {"scaling": f"of type {type(scaling).__name__}"}
+        _errors.fail(TypeError, caller, "scaling must be a function", _REMEDY, **got)
+    return scaling  # type: ignore[no-any-return]
+
+
+def number(caller: str, name: str, x: Any) -> Any:
+    """A real number as a float of Python where it is known; a traced one as it is."""
+    if not _errors.known(x):
+        return x
+    try:
+        if not isinstance(x, str | bytes) and np.ndim(x) == 0:
+            return float(x)
+    except (TypeError, ValueError):  # what NumPy makes no array of, or has no real number in it
+        pass
+    got = {name: x if isinstance(x, jax.Array | np.ndarray) else f"of type {type(x).__name__}"}
+    _errors.fail(TypeError, caller, f"{name} must be a real number", "Pass a number of Python or NumPy.", **got)

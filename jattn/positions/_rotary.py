@@ -48,8 +48,9 @@ def rotary(
       a jax array holds the frequencies, the product with what it holds.
 
     Raises:
-      TypeError: x is not floating point, or positions are not integers.
-      ValueError: shapes do not fit; width is odd or beyond D; axes do not belong to the pairs or to the positions.
+      TypeError: x is not floating point, or positions are not integers; base, scaling or axes are of another kind.
+      ValueError: shapes do not fit; width is odd or beyond D; base is not above 1; axes do not belong to the pairs or
+        to the positions.
 
     Memory: a few times x.
 
@@ -100,8 +101,11 @@ def _positions(caller: str, positions: Any, T: int, pairs: int, axes: Sequence[i
     if stand.ndim != 2 or stand.shape[1] != T:
         remedy = "Give one row of positions to each axis."
         _errors.fail(ValueError, caller, f"positions must have the shape [A, T], T = {T}", remedy, positions=stand)
-    chosen = [_errors.count(caller, "axes", n) for n in axes]
     remedy = "Make them with sections(16, 24, 24): as many whole numbers as pairs of columns."
+    if not np.iterable(axes):
+        got = {"axes": f"of type {type(axes).__name__}"}
+        _errors.fail(TypeError, caller, f"axes must name one axis for each of {pairs} pairs", remedy, **got)
+    chosen = [_errors.count(caller, "axes", n) for n in axes]
     if len(chosen) != pairs:
         got = {"axes": f"of {len(chosen)} numbers"}
         _errors.fail(ValueError, caller, f"axes must name one axis for each of {pairs} pairs", remedy, **got)
@@ -152,14 +156,14 @@ def sinusoidal(
       base: > 1.
       interleaved: True: sine and cosine by turns, as in the paper. False: all sines, then all cosines, as in
         tensor2tensor and in diffusion models.
-      dtype: of the result; float32 if None.
+      dtype: of the result, floating point; float32 if None.
 
     Returns:
       [T, D]. Angles as exact as those of `rotary`.
 
     Raises:
-      TypeError: positions are not integers.
-      ValueError: they have not one axis; width is odd; base is not above 1.
+      TypeError: positions are not integers, base is not a number, or dtype is not floating point.
+      ValueError: positions have not one axis; width is odd; base is not above 1.
 
     Source: Vaswani et al. 2017, "Attention is all you need", section 3.5.
 
@@ -175,6 +179,9 @@ def sinusoidal(
     _errors.rank(caller, 1, "[T]", "Map over a batch with jax.vmap.", positions=stand)
     stand = _positions(caller, stand, stand.shape[0], 0, None)
     dtype = jnp.dtype(jnp.float32) if dtype is None else jnp.dtype(dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        remedy = "Sines are from -1 to 1: as whole numbers most would be 0."
+        _errors.fail(TypeError, caller, "dtype must be floating point", remedy, dtype=str(dtype))
     theta = angles(stand, frequencies_of(caller, width, base, None).inv, _errors.wide(jnp.zeros(0, dtype)))
     waves = jnp.sin(theta), jnp.cos(theta)
     pe = jnp.stack(waves, 2).reshape(stand.shape[0], -1) if interleaved else jnp.concatenate(waves, 1)

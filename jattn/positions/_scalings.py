@@ -11,7 +11,7 @@ import numpy as np
 
 from jattn import _errors
 from jattn._types import Array, Integer
-from jattn.positions._frequencies import Frequencies, Scaling
+from jattn.positions._frequencies import Frequencies, Scaling, checked_scaling, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +32,9 @@ class _Scaling:
 def _above(caller: str, least: float, **given: Any) -> None:
     """Refuses what is known and not above `least`, or not finite: frequencies would be 0, infinite or NaN."""
     for name, x in given.items():
-        if _errors.known(x) and not least < float(x) < math.inf:
+        if _errors.known(x) and not least < (n := number(caller, name, x)) < math.inf:
             remedy = "The configuration of a model holds what it was trained with."
-            _errors.fail(
-                ValueError, caller, f"{name} must be above {least:g} and finite", remedy, **{name: str(float(x))}
-            )
+            _errors.fail(ValueError, caller, f"{name} must be above {least:g} and finite", remedy, **{name: str(n)})
 
 
 def _scaling(rule: Callable[..., Frequencies], **options: Any) -> Scaling:
@@ -52,12 +50,15 @@ def compose(*scalings: Scaling) -> Scaling:
     Returns:
       A scaling; of none at all, the one that changes nothing.
 
+    Raises:
+      TypeError: one of them is not a function.
+
     Example:
       >>> from jattn.positions import compose, frequencies, linear
       >>> frequencies(2, scaling=compose(linear(2.0), linear(4.0))).inv.tolist()
       [0.125]
     """
-    return _scaling(_compose, scalings=scalings)
+    return _scaling(_compose, scalings=tuple(checked_scaling("compose", scaling) for scaling in scalings))
 
 
 def _compose(f: Frequencies, scalings: tuple[Scaling, ...]) -> Frequencies:
@@ -76,6 +77,7 @@ def linear(factor: float) -> Scaling:
       A scaling.
 
     Raises:
+      TypeError: an argument is not a number.
       ValueError: the factor is known and not above 0, or not finite.
 
     Source: Chen et al. 2023, "Extending context window of large language models via position interpolation", eq. 4.
@@ -105,6 +107,7 @@ def ntk(factor: float) -> Scaling:
       A scaling. A single pair, which is the fastest, stays as it is.
 
     Raises:
+      TypeError: an argument is not a number.
       ValueError: the factor is known and not above 0, or not finite.
 
     Source: Peng et al. 2023, "YaRN", section 3.1, definition 1.
@@ -140,6 +143,7 @@ def dynamic_ntk(factor: float, *, original: int, length: int | Integer[Array, ""
       A scaling. Keys that were rotated for a shorter sequence do not fit a longer one: rotate them again.
 
     Raises:
+      TypeError: an argument is not a number.
       ValueError: the factor or `original` is known and not above 0, or not finite.
 
     Source: Peng et al. 2023, "YaRN", section 3.3.
@@ -150,6 +154,7 @@ def dynamic_ntk(factor: float, *, original: int, length: int | Integer[Array, ""
       [1.0, 0.1]
     """
     _above("dynamic_ntk", 0, factor=factor, original=original)
+    number("dynamic_ntk", "length", length)
     return _scaling(_dynamic_ntk, factor=factor, original=original, length=length)
 
 
@@ -184,6 +189,7 @@ def yarn(
       A scaling.
 
     Raises:
+      TypeError: an argument is not a number.
       ValueError: the factor, `original` or `slow` is not above 0, or `fast` not above `slow`; or one is not finite.
 
     Source: Peng et al. 2023, "YaRN", sections 3.2 and 3.4.
@@ -196,6 +202,7 @@ def yarn(
     """
     _above("yarn", 0, factor=factor, original=original, slow=slow)
     _above("yarn", slow, fast=fast)
+    number("yarn", "attention_factor", 1.0 if attention_factor is None else attention_factor)
     options = {"original": original, "fast": fast, "slow": slow, "truncate": truncate}
     return _scaling(_yarn, factor=factor, **options, attention_factor=attention_factor)
 
@@ -228,6 +235,7 @@ def llama3(factor: float, *, original: int, low: float = 1.0, high: float = 4.0)
       A scaling.
 
     Raises:
+      TypeError: an argument is not a number.
       ValueError: the factor or `original` is not above 0, or `high` not above `low`; or one is not finite.
 
     Source: Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2; the formula as released for Llama 3.1.
@@ -238,7 +246,7 @@ def llama3(factor: float, *, original: int, low: float = 1.0, high: float = 4.0)
       [1.0, 0.0058, 0.00027]
     """
     _above("llama3", 0, factor=factor, original=original)
-    _above("llama3", low, high=high)
+    _above("llama3", number("llama3", "low", low), high=high)
     return _scaling(_llama3, factor=factor, original=original, low=low, high=high)
 
 
@@ -271,6 +279,7 @@ def longrope(
       A scaling. Keys that were rotated for a shorter sequence do not fit a longer one: rotate them again.
 
     Raises:
+      TypeError: an argument is not a number.
       ValueError: the factor or a divisor is not above 0, or `original` not above 1; or one is not finite. Where it is
         used: there are not R/2 divisors.
 
@@ -283,8 +292,13 @@ def longrope(
       [0.5, 0.025]
     """
     short, long = tuple(short), tuple(long)
-    _above("longrope", 0, factor=factor, short=min(short, default=1), long=min(long, default=1))
+    for name, divisors in (("short", short), ("long", long)):
+        for divisor in divisors:
+            _above("longrope", 0, **{name: divisor})
+    _above("longrope", 0, factor=factor)
     _above("longrope", 1, original=original)
+    number("longrope", "length", length)
+    number("longrope", "attention_factor", 1.0 if attention_factor is None else attention_factor)
     options = {"short": short, "long": long, "factor": factor, "original": original}
     return _scaling(_longrope, **options, length=length, attention_factor=attention_factor)
 
