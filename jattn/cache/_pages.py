@@ -152,7 +152,7 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
 
     Raises:
       TypeError: `cache` is not a paged cache, or rows are not integers.
-      ValueError: rows have the wrong axes; or, outside jit, the pages do not suffice.
+      ValueError: rows have the wrong axes; or, outside jit, the source is no row, or the pages do not suffice.
 
     Memory: as the cache; under donation R pages are copied.
 
@@ -179,6 +179,7 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
     source = _errors.array(caller, "source", source)
     _errors.kind(caller, "source", source, jnp.integer, "Pass the number of one row.")
     _errors.rank(caller, 0, "[]", "Pass the number of one row.", source=source)
+    _errors.index(caller, "source", source, B, "B")
     targets = rows_of(caller, "targets", targets)
     source = source.astype(jnp.int32)
     targets = jnp.where((targets == source) | (targets < 0), B, targets)
