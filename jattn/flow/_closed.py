@@ -199,7 +199,8 @@ def softmax_jacobian(x: Float[Array, " n"]) -> Float[Array, "n n"]:
 
     Memory: n × n.
 
-    Source: calculus; the bound ½ is Gao and Pavel 2017, "On the properties of the softmax function", prop. 4.
+    Source: calculus; the bound ½ is that of Gershgorin, 2 p_i (1 − p_i) in row i (Nair 2025, "Softmax is
+      1/2-Lipschitz", has it in every norm).
 
     Example:
       >>> import jax.numpy as jnp

@@ -76,7 +76,7 @@ def head_scores(
       first token visit few.
 
     Source: Olsson et al. 2022, "In-context learning and induction heads"; Wang et al. 2023, "Interpretability in the
-      wild", section 3, for duplicate tokens; Xiao et al. 2024, "Efficient streaming language models with attention
+      wild", section 3, for duplicate tokens; Xiao et al. 2023, "Efficient streaming language models with attention
       sinks".
 
     Example:

@@ -63,7 +63,7 @@ def dilated(stride: int) -> Mask:
       TypeError: the stride is not a whole number.
       ValueError: it is less than 1.
 
-    Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.2, the strided pattern.
+    Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.3, the strided pattern.
 
     Example:
       >>> from jattn import masks
@@ -94,7 +94,7 @@ def strided(stride: int, local: int | None = None) -> Mask:
       TypeError: the stride or `local` is not a whole number.
       ValueError: the stride is less than 1, or `local` is negative.
 
-    Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.2, the strided pattern.
+    Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.3, the strided pattern.
 
     Example:
       >>> from jattn import masks

@@ -147,7 +147,7 @@ def run(
         if the frames are not 0, 1, …; and any series [F], such as loss, margin, norm. A field that itself has fields
         of shape [F] makes one chart, and so do all whose name begins with `cos`.
       labels: S names of the keys.
-      target: the key whose weight is the background of the plane; the loss is −log of that weight
+      target: the key whose weight is the background of the plane; the loss is −log of that weight.
       values: [S, Dv]: with `goal`, the loss is ½|out − goal|² instead.
       goal: [Dv].
       scale: c, what a score is multiplied by; 1/√D if None.
