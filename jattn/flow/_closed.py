@@ -75,6 +75,9 @@ def attention_steps(
     Returns:
       Steps(scores, scaled, weights, out). A query that may attend no key has weights and output 0.
 
+    Raises:
+      TypeError, ValueError: as `jattn.explain`.
+
     Memory: T × S, several times.
 
     Source: Vaswani et al. 2017, eq. 1; jax issue 40344 for the tail.
@@ -276,7 +279,7 @@ def pulls(
       Pulls(on_q [T, S, D], on_k [T, S, D], on_v [T, S, Dv]). A pair that is not allowed pulls with 0.
 
     Raises:
-      TypeError: a dtype is of the wrong kind. ValueError: shapes do not fit.
+      TypeError: a dtype is of the wrong kind, or loss is not a function. ValueError: shapes do not fit.
 
     Memory: T × S × (2 D + Dv).
 
@@ -293,6 +296,10 @@ def pulls(
        [-0. -2.]] [33. -4.]
     """
     q, k, v = qkv("pulls", q, k, v)
+    if not callable(loss):
+        remedy = "Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."
+        got = {"loss": f"of type {type(loss).__name__}"}
+        _errors.fail(TypeError, "pulls", "loss must be a function", remedy, **got)
     c = q.shape[1] ** -0.5 if scale is None else scale
     taken = attention_steps(q, k, v, mask=mask, bias=bias, scale=scale)
 
@@ -338,6 +345,9 @@ def projection_pulls(
     Returns:
       ProjectionPulls(W_Q [S, M, D], W_K [S, M, D], W_V [S, M, Dv]).
 
+    Raises:
+      TypeError, ValueError: as `pulls`; or the matrices do not fit x.
+
     Memory: S × S × (2 D + Dv) and S × M × (2 D + Dv).
 
     Source: dW_Q = Xᵀ dQ and its like.
@@ -350,7 +360,21 @@ def projection_pulls(
       [[ 117. -117.]
        [ 237. -237.]]
     """
-    taken = pulls(x @ W_Q, x @ W_K, x @ W_V, loss, mask=mask, bias=bias, scale=scale)
+    caller = "projection_pulls"
+    x = _errors.array(caller, "x", x)
+    _errors.rank(caller, 2, "[S, M]", "No batch: map with jax.vmap.", x=x)
+    given = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V}
+    matrices = {name: _errors.array(caller, name, W) for name, W in given.items()}
+    _errors.rank(caller, 2, "[M, width]", "One head: map over heads with jax.vmap.", **matrices)
+    _errors.floating(caller, x=x, **matrices)
+    for name, W in matrices.items():
+        if W.shape[0] != x.shape[1]:
+            remedy = "A word is a row of x, and is multiplied from the right."
+            _errors.fail(
+                ValueError, caller, f"x [S, M] and {name} [M, width] must agree in M", remedy, x=x, **{name: W}
+            )
+    q, k, v = (x @ W for W in matrices.values())
+    taken = pulls(q, k, v, loss, mask=mask, bias=bias, scale=scale)
     return ProjectionPulls(
         jnp.einsum("tm,tsd->smd", x, taken.on_q),
         jnp.einsum("sm,tsd->smd", x, taken.on_k),

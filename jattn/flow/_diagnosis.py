@@ -107,7 +107,7 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
       observe(now) -> Diagnostics.
 
     Raises:
-      ValueError: when it is called, `target` is known and is no number of a key.
+      TypeError, ValueError: when it is called, `target` is known and is no number of a key.
 
     Memory: S × D, and S × S for the max-margin direction.
 
@@ -230,8 +230,8 @@ def check(
       >>> flow.check(path, keys="free").passed
       True
     """
-    seen = trajectory.seen
-    if not isinstance(seen, Diagnostics):
+    seen = getattr(trajectory, "seen", trajectory)
+    if not isinstance(trajectory, Trajectory) or not isinstance(seen, Diagnostics):
         got = {"trajectory": f"of {type(seen).__name__}"}
         _errors.fail(
             TypeError, "check", "trajectory must be one of Diagnostics", "Run it with observe=watch(…).", **got

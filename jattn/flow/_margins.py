@@ -37,8 +37,8 @@ def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
       rounding, about 1e-14 of the keys' differences in float64), or has no rival (S = 1).
 
     Raises:
-      TypeError: `keys` is not floating point. ValueError: `keys` has not two axes, or `target` is known and is no
-      number of a key.
+      TypeError: `keys` is not floating point, or `target` is known and no whole number. ValueError: `keys` has not two
+      axes, or `target` is known and is no number of a key.
 
     Memory: S × S.
 

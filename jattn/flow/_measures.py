@@ -6,9 +6,10 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import max_or_nan
 from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries
+from jattn.arguments.options import qkv, scale_array
 
 
-def entropy(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
+def entropy(weights: Float[ArrayLike, "*B S"]) -> Float[Array, "*B"]:
     """The entropy of each row of weights, in nats.
 
         H = −Σ_s p_s log p_s,    0 ≤ H ≤ log S
@@ -20,6 +21,9 @@ def entropy(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
       [...]. A weight of 0 counts 0, so a row without an allowed key has entropy 0; its gradient is finite. Of a row
       that holds NaN it is NaN.
 
+    Raises:
+      TypeError: `weights` is not floating point. ValueError: it has no axis.
+
     Memory: as `weights`.
 
     Source: Shannon 1948.
@@ -30,11 +34,12 @@ def entropy(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
       >>> print(flow.entropy(jnp.array([[0.5, 0.5], [1.0, 0.0]])))
       [0.6931472 0.       ]
     """
+    weights = _rows("entropy", weights)
     some = jnp.where(weights == 0, 1, weights)
     return -jnp.sum(some * jnp.log(some), -1) + 0.0  # + 0.0: no −0
 
 
-def saturation(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
+def saturation(weights: Float[ArrayLike, "*B S"]) -> Float[Array, "*B"]:
     """How far each row of weights is from letting a gradient through: 0 where it is uniform, 1 where it is one-hot.
 
         1 − trace J / (1 − 1/S),    trace J = 1 − |p|² = Σ_s p_s (1 − p_s)
@@ -44,6 +49,9 @@ def saturation(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
 
     Returns:
       [...], from 0 to 1. A single key (S = 1) is saturated: 1.
+
+    Raises:
+      TypeError: `weights` is not floating point. ValueError: it has no axis.
 
     Memory: as `weights`.
 
@@ -55,8 +63,18 @@ def saturation(weights: Float[Array, "*B S"]) -> Float[Array, "*B"]:
       >>> print(flow.saturation(jnp.array([[0.5, 0.5], [1.0, 0.0]])))
       [0. 1.]
     """
+    weights = _rows("saturation", weights)
     n = weights.shape[-1]
     return 1 - jnp.sum(weights * (1 - weights), -1) / (1 - 1 / n if n > 1 else 1)
+
+
+def _rows(caller: str, weights: Float[ArrayLike, "*B S"]) -> Float[Array, "*B S"]:
+    """Rows of weights, or an error that names them."""
+    weights = _errors.array(caller, "weights", weights)
+    _errors.floating(caller, weights=weights)
+    if not weights.ndim:
+        _errors.fail(ValueError, caller, "weights must have the axes [..., S]", "Pass whole rows.", weights=weights)
+    return weights
 
 
 def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Array, ""]:
@@ -71,6 +89,9 @@ def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Arr
     Returns:
       A scalar; −inf where T or S is 0.
 
+    Raises:
+      TypeError, ValueError: as `jattn.attention`.
+
     Memory: T × S.
 
     Source: Dehghani et al. 2023, "Scaling vision transformers to 22 billion parameters", section 2.
@@ -81,7 +102,8 @@ def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Arr
       >>> print(flow.max_logit(2 * jnp.eye(4), jnp.eye(4)))
       1.0
     """
-    c = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k, _ = qkv("max_logit", q, k, k)
+    c = q.shape[-1] ** -0.5 if scale is None else scale_array("max_logit", scale)
     logits = jnp.asarray((q * jnp.asarray(c, q.dtype)) @ k.T)
     return max_or_nan(logits, initial=-jnp.inf)
 
@@ -121,7 +143,7 @@ def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> F
     return jax.lax.scan(lambda reached, A: (((1 - r) * A + r * eye) @ reached, None), eye, weights)[0]
 
 
-def balance(a: Float[Array, "*n D"], b: Float[Array, "*m D"]) -> Float[Array, "D D"]:
+def balance(a: Float[ArrayLike, "*n D"], b: Float[ArrayLike, "*m D"]) -> Float[Array, "D D"]:
     """What gradient flow conserves of two factors whose product alone the loss sees.
 
         aᵀ a − bᵀ b,  where L depends on a bᵀ alone
@@ -136,6 +158,9 @@ def balance(a: Float[Array, "*n D"], b: Float[Array, "*m D"]) -> Float[Array, "D
     Returns:
       [D, D], symmetric.
 
+    Raises:
+      TypeError: a factor is not floating point. ValueError: it has other axes, or the two have not one D.
+
     Memory: D × D.
 
     Source: Du, Hu and Lee 2018, "Algorithmic regularization in learning deep homogeneous models", theorem 2.2.
@@ -147,5 +172,10 @@ def balance(a: Float[Array, "*n D"], b: Float[Array, "*m D"]) -> Float[Array, "D
       [[ 0.  0.]
        [ 0. -1.]]
     """
+    a, b = (_errors.array("balance", name, x) for name, x in (("a", a), ("b", b)))
+    _errors.floating("balance", a=a, b=b)
+    if a.ndim not in (1, 2) or b.ndim not in (1, 2) or a.shape[-1] != b.shape[-1]:
+        remedy = "The loss must see their product a bᵀ alone."
+        _errors.fail(ValueError, "balance", "a must be [n, D] or [D], and b [m, D] or [D]", remedy, a=a, b=b)
     a, b = jnp.atleast_2d(a), jnp.atleast_2d(b)
     return a.T @ a - b.T @ b
