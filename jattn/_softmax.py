@@ -10,6 +10,7 @@ It costs about twice the plain rule. The definition and the study of gradients u
 engine, where only sums over a row are seen, do not.
 """
 
+import operator
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ def softmax(x: Float[Array, "*B n"], axis: int = -1) -> Float[Array, "*B n"]:
       entries, has weights 0 (where jax.nn.softmax gives NaN), and gradient 0.
 
     Raises:
-      TypeError: `x` is not floating point.
+      TypeError: `x` is not floating point, or `axis` is not one whole number.
       ValueError: `x` has no axis `axis`.
 
     Memory: as `x`, a few times.
@@ -67,7 +68,7 @@ def log_softmax(x: Float[Array, "*B n"], axis: int = -1) -> Float[Array, "*B n"]
       −inf, with gradient 0.
 
     Raises:
-      TypeError: `x` is not floating point.
+      TypeError: `x` is not floating point, or `axis` is not one whole number.
       ValueError: `x` has no axis `axis`.
 
     Memory: as `x`, a few times.
@@ -86,6 +87,11 @@ def _rowwise(caller: str, x: Any, axis: int, rule: Any) -> jax.Array:
     """`rule` along `axis`, in at least float32."""
     x = _errors.array(caller, "x", x)
     _errors.floating(caller, x=x)
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        got = {"axis": f"of type {type(axis).__name__}"}
+        _errors.fail(TypeError, caller, "axis must be a whole number", "Join several axes first: x.reshape(…).", **got)
     if not -x.ndim <= axis < x.ndim:
         remedy = f"Choose an axis from {-x.ndim} to {x.ndim - 1}." if x.ndim else "Give x at least one axis."
         _errors.fail(ValueError, caller, f"x must have the axis {axis}", remedy, x=x)

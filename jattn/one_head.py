@@ -101,7 +101,7 @@ def attention(
         counts as constant.
       dropout_key: a key of jax.random, needed where the rate is not 0. A pair's lot depends on the key and its two
         row numbers alone, so that it is the same in every derivative and for every tile.
-      tile: how many queries and how many keys make a tile; if None, chosen from the shapes by
+      tile: how many queries and how many keys make a tile, multiples of 16; if None, chosen from the shapes by
         `jattn.engine.tuning.tile_sizes`.
       implementation: None takes a kernel on the TPU if it has one for this call, and loops elsewhere; "loops" never
         takes a kernel; "kernel" takes one, of the TPU or of an NVIDIA GPU (there its products are TF32 unless
