@@ -170,6 +170,8 @@ TABLE = [
     (attend(score=lambda x, t, s: None), TypeError, f"attention: score must return one real scalar, got score returning nothing. {SCORE}"),
     (attend(dropout_rate=1.0), ValueError, "attention: dropout_rate must be at least 0 and less than 1, got dropout_rate 1.0. Give the share of weights to drop; 0 drops none."),
     (attend(dropout_rate=-0.1, dropout_key=KEY_OF), ValueError, "attention: dropout_rate must be at least 0 and less than 1, got dropout_rate -0.1. Give the share of weights to drop; 0 drops none."),
+    (attend(dropout_rate=np.int64(3), dropout_key=KEY_OF), ValueError, "attention: dropout_rate must be at least 0 and less than 1, got dropout_rate 3. Give the share of weights to drop; 0 drops none."),
+    (attend(dropout_rate=np.array(1.0, np.float32), dropout_key=KEY_OF), ValueError, "attention: dropout_rate must be at least 0 and less than 1, got dropout_rate 1.0. Give the share of weights to drop; 0 drops none."),
     (attend(dropout_rate=ones(T), dropout_key=KEY_OF), TypeError, "attention: dropout_rate must be a real scalar, got dropout_rate float32[13]. Map over several with jax.vmap."),
     (attend(dropout_rate=0.5), ValueError, f"attention: dropout_key must be given where dropout_rate is not 0, got dropout_key None. {ONE_KEY}"),
     (attend(dropout_rate=0.5, dropout_key=whole(2)), TypeError, f"attention: dropout_key must be one key, got dropout_key int32[2]. {ONE_KEY}"),
@@ -224,6 +226,7 @@ TABLE = [
     (many(query=ones(B, T, N, 7)), ValueError, "dot_product_attention: query and key must agree in H, got query [2, 13, 4, 7] and key [2, 17, 2, 5]. Project one of them to the width of the other."),
     (many(query=ones(B, T, 3, D)), ValueError, "dot_product_attention: the query heads N must be a multiple of the K key heads, got query [2, 13, 3, 5] and key [2, 17, 2, 5]. Each key/value head serves the same number of query heads."),
     (many(mask=ones(S, T, dtype=bool)), ValueError, "dot_product_attention: mask must broadcast to [B, N, T, S], got mask [17, 13]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 17] here."),
+    (attend(mask=masks.causal), TypeError, "attention: mask must be a mask or an array of booleans, got mask of type function. Call it: mask=jattn.masks.causal(…)."),
     (many(mask=lambda t, s: t >= s), TypeError, "dot_product_attention: mask must be a mask or an array of booleans, got mask of type function. Make a mask of a function of two positions: mask=jattn.masks.where(f)."),
     (many(mask=ones(B, N, T, S)), TypeError, "dot_product_attention: mask must be boolean, got mask float32[2, 4, 13, 17]. True allows a pair. An additive mask is a bias: pass it as bias."),
     (many(mask=masks.dense(ones(S, T, dtype=bool))), ValueError, "dot_product_attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
@@ -254,6 +257,7 @@ TABLE = [
     # softmax
     (lambda: jattn.softmax(whole(3)), TypeError, "softmax: x must be floating point, got x int32[3]. Convert it first: x.astype(jax.numpy.float32)."),
     (lambda: jattn.log_softmax(ones(3, 2), axis=2), ValueError, "log_softmax: x must have the axis 2, got x [3, 2]. Choose an axis from -2 to 1."),
+    (lambda: jattn.softmax(ones(3, 2), axis=(0, 1)), TypeError, "softmax: axis must be a whole number, got axis of type tuple. Join several axes first: x.reshape(…)."),
     (lambda: jattn.softmax(ones()), ValueError, "softmax: x must have the axis -1, got x []. Give x at least one axis."),
     # masks
     (lambda: bool(masks.causal()), TypeError, "mask: a mask has no truth value, got causal(). Combine masks with & | ~ (not with and, or, not), and compare with `mask is None`."),

@@ -79,14 +79,16 @@ def dense(T: int, S: int, options: dict[str, Any]) -> dict[str, Any]:
 
 def dropout(caller: str, rate: Any, key: Any) -> tuple[jax.Array, jax.Array] | None:
     """(key, rate), or None where nothing is dropped."""
-    if isinstance(rate, (int, float)) and not 0 <= rate < 1:
-        remedy = "Give the share of weights to drop; 0 drops none."
-        _errors.fail(
-            ValueError, caller, "dropout_rate must be at least 0 and less than 1", remedy, dropout_rate=str(rate)
-        )
-    if isinstance(rate, (int, float)) and rate == 0:
+    number = isinstance(rate, int | float | np.number)
+    if number and rate == 0:
         return None
-    rate = _errors.scalar(caller, "dropout_rate", rate, "Map over several with jax.vmap.")
+    given, rate = rate, _errors.scalar(caller, "dropout_rate", rate, "Map over several with jax.vmap.")
+    if _errors.known(rate) and not 0 <= (share := given if number else float(rate)) < 1:
+        must, remedy = (
+            "dropout_rate must be at least 0 and less than 1",
+            "Give the share of weights to drop; 0 drops none.",
+        )
+        _errors.fail(ValueError, caller, must, remedy, dropout_rate=str(share))
     remedy = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
     if key is None:
         _errors.fail(
@@ -147,6 +149,8 @@ def booleans(caller: str, name: str, x: Any) -> jax.Array:
     """A boolean array that says which pairs are allowed."""
     if callable(x):
         remedy = f"Make a mask of a function of two positions: {name}=jattn.masks.where(f)."
+        if getattr(masks, made := getattr(x, "__name__", ""), None) is x:
+            remedy = f"Call it: {name}=jattn.masks.{made}(…)."
         must = f"{name} must be a mask or an array of booleans"
         _errors.fail(TypeError, caller, must, remedy, **{name: f"of type {type(x).__name__}"})
     x = _errors.array(caller, name, x)
