@@ -85,7 +85,7 @@ def checked_scaling(caller: str, scaling: Any) -> Scaling:
     if not callable(scaling):
         got = {"scaling": f"of type {type(scaling).__name__}"}
         _errors.fail(TypeError, caller, "scaling must be a function", _REMEDY, **got)
-    return scaling  # type: ignore[no-any-return]
+    return scaling
 
 
 def number(caller: str, name: str, x: Any) -> Any:
