@@ -71,8 +71,12 @@ def block_states(caller: str, name: str, x: Any, shape: tuple[int | None, ...], 
 
 def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> list[str]:
     """The names as strings, one for each index of an axis."""
-    if isinstance(given, str) or len(given) != n:
-        got = {name: repr(given) if isinstance(given, str) else f"of length {len(given)}"}
+    try:
+        found = repr(given) if isinstance(given, str) else f"of length {len(given)}"
+    except TypeError:
+        found = f"of type {type(given).__name__}"
+    if found != f"of length {n}":
+        got = {name: found}
         _errors.fail(ValueError, caller, f"{name} must hold {axis} = {n} names", "Give a list of them.", **got)
     return [str(x) for x in given]
 

@@ -386,6 +386,7 @@ REFUSED = [
     (lambda: figures.effects(KEYS, KEYS, labels=WORDS), ValueError, "^effects: labels must hold L · H = 6 names"),
     (lambda: figures.weights(WEIGHTS[0], ROWS, WORDS), ValueError, r"weights: weights must have the shape \[T, S\]"),
     (lambda: figures.weights(WEIGHTS, ["bank"], WORDS), ValueError, "weights: rows must hold T = 2 names"),
+    (lambda: figures.weights(WEIGHTS, None, WORDS), ValueError, "weights: rows must hold T = 2 names, got .* NoneType"),
     (lambda: figures.weights(WEIGHTS, ROWS, "abc"), ValueError, "weights: columns must hold S = 3 names, got .*'abc'"),
     (
         lambda: figures.weights(WEIGHTS * np.nan, ROWS, WORDS),
