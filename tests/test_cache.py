@@ -505,6 +505,17 @@ def test_no_queries_have_no_results(kind):
 
 
 @pytest.mark.structure
+def test_values_without_a_column_leave_the_sums_of_many_queries(monkeypatch):
+    q, k, v = (x[:, :, :3] for x in sequences(np.float32))
+    bare, full = cache.paged(B, Hkv, 3, D, 0, pages=4, page=2), empty(np.float32)["contiguous"]
+    c, full = append(bare, k, v[..., :0]), append(full, k, v)
+    monkeypatch.setattr(tuning, "DECODE_ROWS", 0)
+    (out, lse), (_, want) = (cache.attention(q, c, return_lse=True) for c in (c, full))
+    assert out.shape == (B, H, 3, 0)
+    assert_close(lse, want, ulps=8)
+
+
+@pytest.mark.structure
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_that_a_compiled_function_closes_over_is_filled_there(kind):
     c, (_, k, v) = empty(np.float32)[kind], sequences(np.float32, n=MOST)

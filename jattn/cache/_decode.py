@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jattn import masks
 from jattn._numerics import match_varying_trees, nan_where, zero_nonfinite_rows
 from jattn._types import Array, Bool, Float, Integer
-from jattn.arguments.heads import vmap_heads
+from jattn.arguments.heads import merge_heads, vmap_heads
 from jattn.cache._pages import Paged
 from jattn.cache._store import Cache, Store, slots
 from jattn.engine import tile, tuning
@@ -142,8 +142,7 @@ def prefill(x: CacheQueries, cache: Cache, score: Any) -> Unrounded:
         def joined(a: jax.Array) -> jax.Array:
             """[N, Hkv, C, ·] → [B, Hkv, M · C, ·]"""
             axis = slots(a)
-            a = jnp.moveaxis(a[table], 1, axis)
-            return a.reshape(*a.shape[:axis], -1, *a.shape[axis + 2 :])
+            return merge_heads(jnp.moveaxis(a[table], 1, axis), axis)
 
         every = jax.tree.map(joined, cache.store)
     dtype = x.scale.dtype
