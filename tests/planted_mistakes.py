@@ -262,7 +262,7 @@ plant("heads of a group in turn", "jattn/heads/_multi.py", "(split_heads(q, Hkv)
       "heads.py::test_multi_head_is_attention_in_every_head[grouped]")
 plant("a scale beside a learned temperature", "jattn/heads/_multi.py", 'options = {"scale": 1.0} | options', "pass",
       "heads.py::test_multi_head_is_attention_in_every_head[L2 norm of q and k]")
-plant("induction seeks the token itself", "jattn/heads/_scores.py", "masks.segments(tokens, before)",
+plant("induction seeks the token itself", "jattn/heads/_scores.py", "masks.segments(tokens, jnp.roll(tokens, 1))",
       "masks.segments(tokens)", "head_effects.py::test_head_scores_are_means_of_the_weights_with_their_gradient")
 plant("queries without such a key are counted", "jattn/heads/_scores.py", "return _mean(weight, there)",
       "return jnp.where(there, weight, 0).mean()",

@@ -85,6 +85,19 @@ def test_head_scores_under_a_mask_of_booleans_count_who_may_attend():
     assert np.abs(found - by_reference(q, k, allowed)).min(1).max() > 1e-3  # a mask that is left out would be seen
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
+def test_head_scores_take_tokens_up_to_the_ends_of_their_dtype(dtype):
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    q, k = normal(2, 4, D), normal(1, 4, D, seed=1)
+    of = lambda *tokens: np.stack(heads.head_scores(q, k, np.array(tokens, dtype), mask=masks.causal()))  # noqa: E731
+    assert_close(of(least, 1, most, 1), of(2, 1, 3, 1), ulps=0)  # the token alone matters, not its number
+
+
+def test_head_scores_of_no_tokens_are_0():
+    found = heads.head_scores(np.zeros((2, 0, D)), np.zeros((1, 0, D)), np.zeros(0, np.int32))
+    assert_close(np.stack(found), np.zeros((5, 2)), ulps=0)
+
+
 def test_head_scores_form_no_array_of_pairs():
     n = 67
     q, tokens = normal(2, n, D), np.arange(n, dtype=np.int32) % 7

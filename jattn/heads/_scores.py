@@ -105,12 +105,10 @@ def head_scores(
     if mask is not None and not isinstance(mask, masks.Mask):
         mask = masks.dense(jnp.atleast_2d(_errors.array(caller, "mask", mask)))
     earlier = ~masks.window(left=0)
-    # A number that is no token's stands before the first token; no query seeks it.
-    before = jnp.concatenate([tokens.min(initial=jnp.iinfo(tokens.dtype).max)[None] - 1, tokens[:-1]])
     relations = {
         "previous_token": masks.window(left=1) & earlier,
         "duplicate_token": masks.segments(tokens) & earlier,
-        "induction": masks.segments(tokens, before) & masks.causal(),
+        "induction": masks.segments(tokens, jnp.roll(tokens, 1)) & ~masks.lengths(k=1) & masks.causal(),
         "first_token": masks.lengths(k=1) & earlier,
     }
 
