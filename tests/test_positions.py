@@ -1,6 +1,7 @@
 """Where a token stands: the angle to its last digit at every position, and each scaling as its paper writes it."""
 
 import decimal
+import fractions
 import math
 
 import jax
@@ -230,7 +231,7 @@ def test_learned_frequencies_are_taken_at_their_word_and_have_their_gradient():
     with_inv = jax.jit(lambda p, inv: rotary(x, p, scaling=lambda f: f._replace(inv=inv)))
     far = np.arange(T, dtype=np.int32) + 2**22
     held = np.remainder(far[:, None] * np.asarray(inv, np.float64), 2 * np.pi)
-    assert_close(with_inv(far, inv), turned(x.astype(np.float64), held), ulps=2**22)  # as float32 divides by a turn
+    assert_close(with_inv(far, inv), turned(x.astype(np.float64), held), ulps=16)
     near, by = np.arange(T, dtype=np.int32), normal(T, R, seed=1, dtype=np.float32)
     loss = lambda inv: (with_inv(near, inv) * by).sum()  # noqa: E731
     inv64 = frequencies(R).inv
@@ -241,6 +242,16 @@ def test_learned_frequencies_are_taken_at_their_word_and_have_their_gradient():
         return (ends[0] - ends[1]) / 2e-6
 
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(inv), [slope(i) for i in range(R // 2)], rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32])
+def test_held_frequencies_are_as_exact_at_every_position(dtype):
+    inv, far = jnp.asarray([1, -0.1, 3e-5, 0], dtype), np.int32([0, 1, -1, 2**20 + 1, 2**31 - 1, 1 - 2**31])
+    unit = np.repeat(np.float32([[1, 0]]), 4, 1) * np.ones((6, 1), np.float32)
+    got = angle_of(np.asarray(rotary(unit, far, scaling=lambda f: f._replace(inv=inv))))
+    turns = far.astype(object)[:, None] * [fractions.Fraction(float(w)) for w in inv] / fractions.Fraction(TURN)
+    assert off(got, (turns % 1).astype(np.float64) * 2 * np.pi) < 1e-6
+    assert_close(rotary(unit, far, width=0, scaling=lambda f: f._replace(inv=inv[:0])), unit, ulps=0)
 
 
 def test_rotary_keeps_lengths_and_so_does_its_derivative():

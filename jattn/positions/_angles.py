@@ -13,9 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jattn import _errors
 from jattn._types import Array, Float, Integer
 
 TURN = Fraction("6.28318530717958647692528676655900576839433879875021")  # 2π
+PER_RADIAN = tuple(float(Fraction(int(2 ** (12 * i) / TURN) % 2**12, 2 ** (12 * i))) for i in range(1, 7))
+"""1 / 2π in six pieces of 12 bits."""
 
 
 class Turns(NamedTuple):
@@ -32,9 +35,31 @@ def turns(inv: Any) -> Turns:
         return Turns(
             np.array([n >> 32 for n in whole], np.uint32), np.array([n & 0xFFFFFFFF for n in whole], np.uint32)
         )
-    fraction = inv / jnp.asarray(float(TURN), inv.dtype)
-    high, rest = _split(fraction - jnp.floor(fraction))
+    size = jnp.abs(inv.astype(_errors.wide(inv)))
+    if size.dtype == jnp.float64:
+        high, low = _fixed_point(size / jnp.asarray(float(TURN), size.dtype))
+    else:  # rounding size / 2π would be half a radian at position 2²⁴; products of 12 bits by 12 are exact
+        bits = jax.lax.bitcast_convert_type(size, jnp.uint32) & jnp.uint32(0xFFFFF000)
+        upper = jax.lax.bitcast_convert_type(bits, size.dtype)
+        parts = jnp.stack([upper, size - upper])[:, None] * jnp.asarray(PER_RADIAN, size.dtype)[None, :, None]
+        high, low = _sum(_fixed_point(parts.reshape(2 * len(PER_RADIAN), size.shape[0])))
+    minus = ~high + (low == 0).astype(jnp.uint32), jnp.uint32(0) - low
+    return Turns(*(jnp.where(inv < 0, a, b) for a, b in zip(minus, (high, low), strict=True)))
+
+
+def _fixed_point(turns: jax.Array) -> Turns:
+    """Numbers ≥ 0 as fractions of 64 bits."""
+    high, rest = _split(turns - jnp.floor(turns))
     return Turns(high, _split(rest)[0])
+
+
+def _sum(x: Turns) -> Turns:
+    """Along the first axis, of fewer than 2¹⁶ entries, modulo 1."""
+    half, low_bits = jnp.uint32(16), jnp.uint32(0xFFFF)
+    least = jnp.sum(x.low & low_bits, 0, dtype=jnp.uint32)
+    middle = jnp.sum(x.low >> half, 0, dtype=jnp.uint32) + (least >> half)
+    high = jnp.sum(x.high, 0, dtype=jnp.uint32) + (middle >> half)
+    return Turns(high, (middle << half) | (least & low_bits))
 
 
 def _split(fraction: jax.Array) -> tuple[jax.Array, jax.Array]:
