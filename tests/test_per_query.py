@@ -132,6 +132,12 @@ def test_the_best_keys_are_those_of_a_stable_sort(n):
 
 
 @pytest.mark.structure
+def test_zeros_of_either_sign_are_equal_logits():
+    indices, logits = jattn.top_keys(np.zeros((1, 1), np.float32), np.float32([[-1], [1], [1]]), 2)  # −0, 0, 0
+    assert_same((indices, logits), (np.int32([[0, 1]]), np.zeros((1, 2), np.float32)))
+
+
+@pytest.mark.structure
 def test_the_derivative_of_an_equal_maximum_is_that_of_the_first():
     q, k = np.ones((1, 2), np.float32), np.float32([[0, 0], [1, 0], [0, 1], [1, 0]])
     for f in (jattn.statistics, reference.statistics):

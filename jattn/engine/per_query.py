@@ -74,7 +74,7 @@ def _best(x: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
     if n == 1:
         at = jax.lax.argmax(x, 1, jnp.int32)[:, None]
         return max_or_nan(x, 1)[:, None], at
-    found, at = jax.lax.top_k(x, min(n, x.shape[1]))
+    found, at = jax.lax.top_k(jnp.where(x == 0, 0, x), min(n, x.shape[1]))  # to which 0 is more than −0
     return found, at.astype(jnp.int32)
 
 
