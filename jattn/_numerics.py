@@ -17,7 +17,12 @@ def is_half(x: Any) -> bool:
 
 
 def promoted(*dtypes: Any) -> Any:
-    """The dtype that these promote to, with jax_numpy_dtype_promotion="strict" too."""
+    """The dtype that these promote to, with jax_numpy_dtype_promotion="strict" too.
+
+    Floats of 8 bits, which JAX promotes to nothing, promote to any wider dtype, and two unlike ones to bfloat16.
+    """
+    if len(set(dtypes)) > 1:
+        dtypes = tuple(x for x in dtypes if jnp.dtype(x).itemsize > 1) or (jnp.bfloat16,)
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*dtypes)
 

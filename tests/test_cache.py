@@ -760,3 +760,16 @@ def test_a_prefix_and_own_tokens_may_be_of_different_dtypes(dtype):
     got = cascade(q[:, :, -2:], prefix, own)
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, cascaded(q[:, :, -2:], k, v, 13), atol=2**-5)
+
+
+def test_floats_of_8_bits_beside_others_give_the_wider_dtype():
+    q = sequences(np.float32, n=2)[0]
+    narrow = {x: cache.contiguous(B, Hkv, 2, D, Dv, dtype=x, start=2) for x in (jnp.float8_e4m3fn, jnp.float8_e5m2)}
+    for of_prefix, of_own, want in (
+        (jnp.int8, jnp.float8_e5m2, np.float32),
+        (np.float16, jnp.float8_e4m3fn, np.float16),
+        (jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.bfloat16),
+        (jnp.float8_e5m2, jnp.float8_e5m2, jnp.float8_e5m2),
+    ):
+        prefix = cache.contiguous(1, Hkv, 2, D, Dv, dtype=of_prefix)
+        assert jax.eval_shape(cache.cascade, q, prefix, narrow[of_own]).dtype == want

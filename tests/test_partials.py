@@ -176,6 +176,7 @@ def test_dtypes_and_batch_axes():
     mapped = jax.jit(jax.vmap(jattn.merge, (0, None)))(a, (a[0][0], a[1][0]))
     assert_close(mapped[0][1], jattn.merge((a[0][1], a[1][1]), (a[0][0], a[1][0]))[0], ulps=4)
     assert merge((a[0], a[1].astype(jnp.bfloat16)), a)[1].dtype == jnp.float32
+    assert merge((a[0].astype(jnp.float8_e4m3fn), a[1]), a)[0].dtype == jnp.float32
 
 
 def test_a_sink_is_a_partial_without_a_value():
