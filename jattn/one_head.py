@@ -256,6 +256,8 @@ def weights_of(
         remedy = "Pass no rows where q has none."
         _errors.fail(ValueError, caller, "rows must be rows of q", remedy, q=q, rows=rows)
     rows = jnp.where(rows < 0, rows + T, rows).astype(jnp.int32)
+    dtype = _errors.wide(q, k, lse)  # as the values that were attended may be wider than q and k
+    q, lse = q.astype(dtype), lse.astype(dtype)
     full = arguments.dense(T, S, {**options, "mask": None})
 
     def one(r: jax.Array) -> jax.Array:

@@ -112,6 +112,18 @@ def test_without_queries_there_are_no_weights(rows):
     assert (got.shape, got.dtype) == ((0, len(k)), jnp.float32)
 
 
+@pytest.mark.structure
+@pytest.mark.usefixtures("x64")
+def test_the_weights_are_as_exact_as_their_lse():
+    """Wider values make the arithmetic wider, and with it lse."""
+    q, k, v = qkv()
+    q, k = q.astype(np.float32), k.astype(np.float32)
+    out, lse = jattn.attention(q, k, v, return_lse=True)
+    with jax.numpy_dtype_promotion("strict"):
+        weights = jattn.weights_of(q, k, lse)
+    assert_close(weights @ v, out, ulps=64)
+
+
 HALF = 2.0**-8
 """In bfloat16 two roundings of a number: of what is summed, and of the sum."""
 
