@@ -77,6 +77,7 @@ CACHE = [
     (lambda: cache.share(PAGED, 0.0, whole(1)), TypeError, "share: source must be integer, got source float32[]. Pass the number of one row."),
     (lambda: cache.share(PAGED, -1, whole(1)), ValueError, "share: source must be from 0 to B - 1, got source -1 and B 2. Count from 0."),
     (lambda: cache.share(PAGED, whole(1), whole(1)), ValueError, "share: source must have the axes [], got source [1]. Pass the number of one row."),
+    (lambda: cache.share(PAGED, -1, whole(1)), ValueError, "share: source must be from 0 to B - 1, got source -1 and B 2. Count from 0."),
     (crowded, ValueError, "share: each target must find a page for what the source has begun, got targets [1] and cache of 2 pages. Make the cache with more pages, or free rows."),
     (ask(q=ones(B, 1, D)), ValueError, f"attention: q must have the axes [B, H, T, D], got q [2, 1, 5]. {Q_MAJOR}"),
     (ask(q=whole(B, 4, 1, D)), TypeError, "attention: q must be floating point, got q int32[2, 4, 1, 5]. Convert it first: q.astype(jax.numpy.float32)."),
