@@ -96,6 +96,9 @@ def lens(**options):
 
 HEADS = [
     (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=3), ValueError, f"init: heads must be a multiple of kv_heads, got heads 4 and kv_heads 3. {SHARE}"),
+    (lambda: heads.init(jax.random.key(0), 8, heads=0), ValueError, "init: heads must be at least 1, got heads 0. Pass a Python int of at least 1."),
+    (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=2.0), TypeError, "init: kv_heads must be a whole number, got kv_heads of type float. Pass a Python int of at least 1."),
+    (lambda: heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, rope_dim=-2, value_dim=4, kv_rank=3), ValueError, "latent_init: rope_dim must be at least 0, got rope_dim -2. Pass a Python int of at least 0."),
     (lambda: heads.init(jax.random.key(0), 8, heads=3), ValueError, "init: width must be a multiple of heads, got width 8 and heads 3. Or say how wide: head_dim=64."),
     (lambda: heads.init(jax.random.key(0), 8, heads=2, qk_norm="RMS"), ValueError, f"init: qk_norm must be None, 'rms' or 'l2', got qk_norm 'RMS'. {NORM}"),
     (lambda: heads.init(jax.random.key(0), 8, heads=2, qk_norm=True), ValueError, f"init: qk_norm must be None, 'rms' or 'l2', got qk_norm True. {NORM}"),

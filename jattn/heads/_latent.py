@@ -54,7 +54,7 @@ def latent_init(
 
     Raises:
       TypeError: a size is not a whole number.
-      ValueError: it is less than 1.
+      ValueError: a size is below 1, or head_dim or rope_dim below 0.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
 
@@ -65,9 +65,11 @@ def latent_init(
       >>> params["q"].shape, params["kv_down"].shape, params["k"].shape
       ((32, 4, 12), (32, 6), (6, 4, 8))
     """
-    given = {"width": width, "heads": heads, "head_dim": head_dim, "rope_dim": rope_dim, "value_dim": value_dim}
-    for name, n in (given | {"kv_rank": kv_rank, "q_rank": 1 if q_rank is None else q_rank}).items():
+    least_1 = {"width": width, "heads": heads, "value_dim": value_dim, "kv_rank": kv_rank}
+    for name, n in (least_1 | {"q_rank": 1 if q_rank is None else q_rank}).items():
         _errors.count("latent_init", name, n, least=1)
+    for name, n in {"head_dim": head_dim, "rope_dim": rope_dim}.items():
+        _errors.count("latent_init", name, n)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (q_rank or width, heads, head_dim + rope_dim),
         "kv_down": (width, kv_rank),
