@@ -14,7 +14,7 @@ from jattn.engine.forward import Forward
 from jattn.engine.per_query import BestKeys, Deviation, LogitsAt
 from jattn.engine.plan import Operands, Plan
 from jattn.masks import Mask
-from jattn.partials import merge
+from jattn.partials import merge_finished
 from jattn.reference import Statistics
 
 
@@ -107,7 +107,8 @@ def statistics(
     if options["sink"] is not None:
         z = jnp.broadcast_to(options["sink"].astype(dtype), (T,))
         alone = jnp.zeros((T, num_groups + 1), dtype).at[:, -1].set(1)
-        found, lse = merge((found, lse), (alone, z))
+        found, *both = merge_finished((found, m, log_sum), (alone, z, jnp.zeros_like(z)))
+        lse = both[0] + both[1]
     return Statistics(
         max_logit=best[:, 0],
         lse=lse,

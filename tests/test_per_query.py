@@ -138,6 +138,14 @@ def test_zeros_of_either_sign_are_equal_logits():
 
 
 @pytest.mark.structure
+def test_a_sink_has_its_share_at_logits_beside_which_their_logarithm_is_lost():
+    large, groups = np.full((5, 1), 2.0**13, np.float32), np.array([0, 1, 1, 1, 0])  # five logits of 2²⁶
+    found = jattn.statistics(large[:1], large, sink=2.0**26, groups=groups, num_groups=2)
+    np.testing.assert_allclose(found.sink_weight, [1 / 6], rtol=1e-6)
+    np.testing.assert_allclose(found.group_weights, [[2 / 6, 3 / 6]], rtol=1e-6)
+
+
+@pytest.mark.structure
 def test_the_derivative_of_an_equal_maximum_is_that_of_the_first():
     q, k = np.ones((1, 2), np.float32), np.float32([[0, 0], [1, 0], [0, 1], [1, 0]])
     for f in (jattn.statistics, reference.statistics):
