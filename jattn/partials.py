@@ -143,7 +143,7 @@ def merge(a: Partial, b: Partial) -> Partial:
 
         lse = log(exp(lse_a) + exp(lse_b)),    out = exp(lse_a − lse)·out_a + exp(lse_b − lse)·out_b
 
-    Associative and commutative to rounding, with the identity `(0, −inf)`; differentiable to every order.
+    Associative and commutative to the rounding of lse, with the identity `(0, −inf)`; differentiable to every order.
 
     Args:
       a: `(out, lse)`, out [*B, Dv] and lse [*B], as `attention(..., return_lse=True)` gives them.
@@ -151,7 +151,9 @@ def merge(a: Partial, b: Partial) -> Partial:
 
     Returns:
       `(out, lse)`. A partial of lse −inf has no keys, and its `out` is not looked at: two of them give
-      zeros and −inf. `out` keeps the dtype that `out_a` and `out_b` promote to, `lse` at least float32.
+      zeros and −inf. `out` keeps the dtype that `out_a` and `out_b` promote to, `lse` at least float32. The share of
+      each carries the rounding error of its lse, |lse|·eps relative: where logits are as large as 1e6 in float32,
+      attend all keys in one call.
 
     Raises:
       TypeError: a partial is not a pair of floating-point arrays.
