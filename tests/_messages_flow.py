@@ -23,6 +23,12 @@ def ran(**given):
     return lambda: flow.run(**(names | given))
 
 
+def updated(begins, becomes):
+    """A run whose optimiser makes one state of another."""
+    made = optax.GradientTransformation(lambda params: begins, lambda grads, state, params: (grads, becomes))
+    return traced(ran(optimizer=made))
+
+
 def followed(times, **given):
     return lambda: flow.integrate(lambda x: x**2, jnp.ones(()), ones(len(times)) * np.array(times, np.float32), **given)
 
@@ -101,6 +107,9 @@ FLOW = [
     (ran(at=(0, 2, 2)), ValueError, "run: at must be increasing steps from 0 to steps, got at of 3 steps and steps 3. Give them sorted, without repeats, as flow.log_steps(steps) does."),
     (ran(at=(0, 4)), ValueError, "run: at must be increasing steps from 0 to steps, got at of 2 steps and steps 3. Give them sorted, without repeats, as flow.log_steps(steps) does."),
     (ran(at=()), ValueError, "run: at must be increasing steps from 0 to steps, got at of 0 steps and steps 3. Give them sorted, without repeats, as flow.log_steps(steps) does."),
+    (updated({"m": ones(2)}, {}), ValueError, "run: optimizer must keep the structure of its state, got state of another structure after an update. Let its init make the state that its update returns."),
+    (updated({"m": ones(2)}, {"m": ones(3)}), ValueError, "run: optimizer must keep the shapes of its state, got state['m'] float32[2], after an update float32[3]. Let its init make the state that its update returns."),
+    (updated({"m": ones(2)}, {"m": ones(2, dtype=jnp.bfloat16)}), TypeError, "run: optimizer must not narrow a dtype of its state, got state['m'] float32[2], after an update bfloat16[2]. Let its init make the state that its update returns."),
     (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=0), ValueError, "run_in_parts: every must be at least 1, got every 0. Pass a Python int of at least 1."),
     (another_run, ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other steps and at. Give it a folder of its own, or ask for the run that is there."),
     (without_orbax, ImportError, "run_in_parts: orbax must be there to keep a folder, got orbax not installed. Run: pip install 'jattn[train]'."),

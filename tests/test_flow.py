@@ -367,6 +367,30 @@ def test_a_run_ends_where_its_steps_end_and_goes_on_from_its_state(x64):
     assert small(fresh.params - whole.params) > 1e-3  # the state matters
 
 
+@pytest.mark.structure
+def test_a_state_that_an_update_widens_is_wide_from_the_beginning():
+    params = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(3)}
+    loss = lambda p: sum(jnp.sum((x.astype(jnp.float32) - 0.3) ** 2) for x in p.values())  # noqa: E731
+    total = lambda updates: {name: jnp.sum(u**2) for name, u in updates.items()}  # noqa: E731
+    adam = optax.inject_hyperparams(optax.adam)(0.01)  # its rates are float32, and widen the moments of a
+
+    @jax.jit
+    def loop(params):
+        state, sums = adam.init(params), {"a": 0.0, "b": 0.0}
+        for _ in range(2):
+            updates, state = adam.update(jax.grad(loss)(params), state, params)
+            params, sums = optax.apply_updates(params, updates), jax.tree.map(jnp.add, sums, total(updates))
+        return params, sums, state
+
+    with jax.numpy_dtype_promotion("standard"):
+        want = loop(params)
+    with jax.numpy_dtype_promotion("strict"):
+        path = flow.run(loss, params, adam, 2, track=total)
+    found = path.params, path.sums, path.state
+    assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(want)]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-2), found, want)
+
+
 def toy_loss(q, k, target):
     return flow.cross_entropy(target)(flow.attention_steps(q[None], k, k))
 

@@ -103,7 +103,7 @@ def run_in_parts(
 
 @partial(jax.jit, static_argnames="rule")
 def _begin(rule: RunRule, params: Tree, state: Tree, data: Data) -> RunState:
-    return rule.begin(params, state, data)
+    return rule.begin("run_in_parts", params, state, data)
 
 
 @partial(jax.jit, static_argnames="rule")

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from jattn import _errors
+from jattn._numerics import promoted
 from jattn._types import Array, ArrayTree, Float, Integer
 from jattn._values import pytree
 
@@ -91,13 +92,35 @@ class RunRule:
     observe: Observe | None
     track: Track | None
 
-    def begin(self, params: Tree, state: Tree, data: Data) -> RunState:
-        state = self.optimizer.init(params) if state is None else state
-        sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, params))
+    def begin(self, caller: str, params: Tree, state: Tree, data: Data) -> RunState:
+        with jax.numpy_dtype_promotion("standard"):  # optax's own arithmetic mixes floats and counts
+            state = self.optimizer.init(params) if state is None else state
+        state, updates = self._widened(caller, params, state, data)
+        sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, updates))
         broke = jnp.where(_finite(params), jnp.int32(-1), jnp.int32(0))
         # Inside jax.shard_map what starts as a constant must be said to differ between devices where `broke` does.
         params, state, sums, step = vary_as(broke, (params, state, sums, jnp.int32(0)))
         return RunState(params, state, sums, step, broke)
+
+    def _widened(self, caller: str, params: Tree, state: Tree, data: Data) -> tuple[Tree, Tree]:
+        """The state in the dtypes that it has after an update, which may be wider; and what updates are like.
+
+        Of bfloat16 beside float32 some of optax's states are float32 from the first update on, in a loop of Python
+        too. A scan needs them so from the beginning.
+        """
+        value = jax.eval_shape(self.loss, params, *data)
+        before = None
+        while before != (before := [jax.typeof(x).dtype for x in jax.tree.leaves(state)]):
+            updates, after = jax.eval_shape(partial(self._update, data), params, state, params, value)
+            state = _as_after(caller, state, after)
+        return state, updates
+
+    def _update(self, data: Data, grads: Tree, state: Tree, params: Tree, loss: jax.Array) -> tuple[Tree, Tree]:
+        """What the optimiser makes of the gradients: (updates, state)."""
+        more = {"value": loss, "grad": grads, "value_fn": lambda params: self.loss(params, *data)}
+        with jax.numpy_dtype_promotion("standard"):
+            made: tuple[Tree, Tree] = optax.with_extra_args_support(self.optimizer).update(grads, state, params, **more)
+        return made
 
     def step(self, run_state: RunState, data: Data) -> RunState:
         """One step of the optimiser, unless the run broke before or would now.
@@ -105,11 +128,9 @@ class RunRule:
         Chosen by a select, not by jax.lax.cond, whose batching fails on constants inside jax.shard_map (JAX 0.10).
         """
         loss, grads = jax.value_and_grad(self.loss)(run_state.params, *data)
-        update = optax.with_extra_args_support(self.optimizer).update
-        more = {"value": loss, "grad": grads, "value_fn": lambda params: self.loss(params, *data)}
-        with jax.numpy_dtype_promotion("standard"):  # optax's own arithmetic mixes floats and counts
-            updates, state = update(grads, run_state.state, run_state.params, **more)
-        params = optax.apply_updates(run_state.params, updates)
+        updates, state = self._update(data, grads, run_state.state, run_state.params, loss)
+        with jax.numpy_dtype_promotion("standard"):
+            params = optax.apply_updates(run_state.params, updates)
         sums = None if self.track is None else jax.tree.map(jnp.add, run_state.sums, self.track(updates))
         whole, good = run_state.broke < 0, _finite((loss, grads, params))
         broke = jnp.where(whole & ~good, run_state.step, run_state.broke)
@@ -164,7 +185,8 @@ def run(
       at: when to look: every so many steps and after the last, or at these steps (as `log_steps` makes them), each the
         number of steps taken before. At 0 and after the last if None. Looks unevenly spaced have no gradient in
         reverse; jax.jvp takes any.
-      state: the optimiser's state to begin with; optimizer.init(params) if None.
+      state: the optimiser's state to begin with; optimizer.init(params) if None. Where an update widens its dtypes, as
+        some do of bfloat16 beside float32, it is that wide from the beginning.
       track: track(updates) -> pytree, summed over all steps and shown to `observe` as `sums`. With the function that
         reads a conserved quadratic off the parameters this is its exact drift under plain gradient descent.
 
@@ -174,8 +196,10 @@ def run(
       cuts it.
 
     Raises:
-      TypeError: a parameter is not floating point; `steps` or `at` are not whole numbers; `data` is no tuple.
-      ValueError: `at` is not increasing within 0 to `steps`; the loss is not a scalar.
+      TypeError: a parameter is not floating point; `steps` or `at` are not whole numbers; `data` is no tuple; an update
+      narrows a dtype of the optimiser's state.
+      ValueError: `at` is not increasing within 0 to `steps`; the loss is not a scalar; an update changes the structure
+      or a shape of the optimiser's state.
 
     Memory: what `observe` picks, times the number of looks.
 
@@ -198,7 +222,7 @@ def run(
 
 @partial(jax.jit, static_argnames=("rule", "at"))
 def _run(params: Params, data: Data, state: Tree, *, rule: RunRule, at: tuple[int, ...]) -> Trajectory[Params]:
-    run_state = rule.steps(rule.begin(params, state, data), data, at[0])
+    run_state = rule.steps(rule.begin("run", params, state, data), data, at[0])
     parts = [jax.tree.map(lambda x: x[None], rule.look(run_state, data))]
     gaps = np.diff(np.asarray(at, np.int32))
     alike = [list(same) for _, same in itertools.groupby(gaps)]
@@ -324,6 +348,26 @@ def _looks(caller: str, steps: int, at: int | Sequence[int] | None) -> tuple[int
         remedy = "Give them sorted, without repeats, as flow.log_steps(steps) does."
         _errors.fail(ValueError, caller, "at must be increasing steps from 0 to steps", remedy, **got)
     return looks
+
+
+def _as_after(caller: str, state: Tree, after: Tree) -> Tree:
+    """The optimiser's state, each leaf as wide as after an update; refused where that changes more than its width."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+    remedy = "Let its init make the state that its update returns."
+    if structure != jax.tree.structure(after):
+        must = "optimizer must keep the structure of its state"
+        _errors.fail(ValueError, caller, must, remedy, state="of another structure after an update")
+    made = []
+    for (path, x), new in zip(leaves, jax.tree.leaves(after), strict=True):
+        old = jax.typeof(x)
+        before, later = (f"{y.dtype}{_errors.shape(y)}" for y in (old, new))
+        got = {f"state{jax.tree_util.keystr(path)}": f"{before}, after an update {later}"}
+        if old.shape != new.shape:
+            _errors.fail(ValueError, caller, "optimizer must keep the shapes of its state", remedy, **got)
+        if old.dtype != new.dtype and not old.weak_type and promoted(old.dtype, new.dtype) != new.dtype:
+            _errors.fail(TypeError, caller, "optimizer must not narrow a dtype of its state", remedy, **got)
+        made.append(x if old.dtype == new.dtype else jnp.asarray(x, new.dtype))
+    return jax.tree.unflatten(structure, made)
 
 
 def _finite(tree: Tree) -> jax.Array:
