@@ -162,6 +162,7 @@ FLOW = [
     (lambda: flow.projection_pulls(ones(3, 5), ones(4, 2), ones(5, 2), ones(5, 2), flow.cross_entropy(0)), ValueError, "projection_pulls: x [S, M] and W_Q [M, width] must agree in M, got x [3, 5] and W_Q [4, 2]. A word is a row of x, and is multiplied from the right."),
     (lambda: flow.check(None, keys="free"), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of NoneType. Run it with observe=watch(…)."),
     (lambda: flow.max_margin(KEYS, 0.5), TypeError, "max_margin: target must be a whole number, got target of type float. Count from 0."),
+    (lambda: flow.max_logit(ones(3, 5, dtype=np.int32), KEYS), TypeError, "max_logit: q must be floating point, got q int32[3, 5]. Convert it first: q.astype(jax.numpy.float32)."),
     (lambda: flow.rollout(ones(2, 3, 4)), ValueError, "rollout: weights must have the axes [L, T, T], got weights [2, 3, 4]. Average over heads and stack the layers: weights.mean(1)."),
     (lambda: flow.check(path()), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of ArrayImpl. Run it with observe=watch(…)."),
     (lambda: flow.check(diagnosed(), keys="tied"), ValueError, "check: keys must be one of three words, got keys 'tied'. Say frozen, free or projected."),

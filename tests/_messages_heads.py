@@ -96,7 +96,6 @@ def lens(**options):
 
 HEADS = [
     (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=3), ValueError, f"init: heads must be a multiple of kv_heads, got heads 4 and kv_heads 3. {SHARE}"),
-    (lambda: heads.init(jax.random.key(0), 8, heads=0), ValueError, "init: heads must be at least 1, got heads 0. Pass a Python int of at least 1."),
     (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=2.0), TypeError, "init: kv_heads must be a whole number, got kv_heads of type float. Pass a Python int of at least 1."),
     (lambda: heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, rope_dim=-2, value_dim=4, kv_rank=3), ValueError, "latent_init: rope_dim must be at least 0, got rope_dim -2. Pass a Python int of at least 0."),
     (lambda: heads.init(jax.random.key(0), 8, heads=3), ValueError, "init: width must be a multiple of heads, got width 8 and heads 3. Or say how wide: head_dim=64."),
@@ -105,7 +104,6 @@ HEADS = [
     (lambda: heads.init(jax.random.key(0), 8, heads=0), ValueError, "init: heads must be at least 1, got heads 0. Pass a Python int of at least 1."),
     (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=0), ValueError, "init: kv_heads must be at least 1, got kv_heads 0. Pass a Python int of at least 1."),
     (lambda: heads.init(jax.random.key(0), 8, heads=4, head_dim=2.5), TypeError, "init: head_dim must be a whole number, got head_dim of type float. Pass a Python int of at least 1."),
-    (lambda: heads.latent_init(jax.random.key(0), 8, heads=4, head_dim=2, rope_dim=0, value_dim=2, kv_rank=3), ValueError, "latent_init: rope_dim must be at least 1, got rope_dim 0. Pass a Python int of at least 1."),
     (attend(more={"q": ones(8, 8)}), ValueError, "project: params['q'] must be [E, H, D], got q [8, 8]. Reshape what comes from elsewhere."),
     (attend(more={"q_bias": ones(1, 2)}), ValueError, "project: params['q_bias'] must be [H, D], got q_bias [1, 2]. That is [4, 2] here. Reshape what comes from elsewhere."),
     (attend(more={"out": ones(1, 2, 8)}), ValueError, "output: params['out'] must be [H, Dv, E], got out [1, 2, 8]. That is [4, 2, 8] here. Reshape what comes from elsewhere."),

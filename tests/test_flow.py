@@ -256,6 +256,9 @@ def test_max_logit_is_the_largest_scaled_score(x64):
     q, k, v = qkv()
     assert flow.max_logit(q, k) == pytest.approx(float(jax.jit(jattn.explain)(q, k, v).scaled.max()), rel=1e-14)
     assert flow.max_logit(q[:0], k) == -np.inf
+    q, k = q.astype(jnp.bfloat16), k.astype(np.float32)  # rounded once each, and no further
+    largest = (np.float64(q) @ np.float64(k).T).max() / q.shape[1] ** 0.5
+    assert flow.max_logit(q, k) == pytest.approx(largest, rel=1e-6)
 
 
 def test_rollout_multiplies_the_layers(x64):

@@ -87,7 +87,7 @@ def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Arr
       scale: 1/√D if None.
 
     Returns:
-      A scalar; −inf where T or S is 0.
+      A scalar in float32 or wider; −inf where T or S is 0.
 
     Raises:
       TypeError, ValueError: as `jattn.attention`.
@@ -103,9 +103,9 @@ def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Arr
       1.0
     """
     q, k, _ = qkv("max_logit", q, k, k)
-    c = q.shape[-1] ** -0.5 if scale is None else scale_array("max_logit", scale)
-    logits = jnp.asarray((q * jnp.asarray(c, q.dtype)) @ k.T)
-    return max_or_nan(logits, initial=-jnp.inf)
+    c = q.shape[1] ** -0.5 if scale is None else scale_array("max_logit", scale)
+    dtype = _errors.wide(q, k)
+    return max_or_nan((q.astype(dtype) * jnp.asarray(c, dtype)) @ k.astype(dtype).T, initial=-jnp.inf)
 
 
 def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> Float[Array, "T T"]:
