@@ -632,6 +632,21 @@ def test_a_flow_that_is_looked_at_from_its_start_on_has_a_gradient(x64):
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize(
+    ("dtype", "times"),
+    [
+        (np.float64, np.float32([0, 1])),  # less precise than the parameters
+        (np.float32, jnp.array([0, 1], jnp.bfloat16)),
+        (jnp.bfloat16, (0, 1)),  # whole numbers, beside parameters in which no clock would go on
+    ],
+)
+def test_times_may_have_another_dtype_than_the_parameters(dtype, times, x64):
+    path = flow.integrate(lambda x: 0.5 * jnp.sum(x**2), jnp.ones(2, dtype), times, tolerance=1e-4)
+    assert path.params.dtype == dtype
+    np.testing.assert_allclose(np.float64(path.params), np.exp(-1), rtol=max(1e-4, 2 * float(jnp.finfo(dtype).eps)))
+
+
+@pytest.mark.structure
 def test_the_flow_conserves_what_it_should_and_says_where_it_broke(x64):
     start = (np.array([1.0, 0.0]), TOY)
     path = flow.integrate(lambda w: toy_loss(*w, 1), start, np.logspace(-1, 4, 6), tolerance=1e-9)

@@ -59,6 +59,8 @@ def integrate(
       368.0
     """
     params = check_loss("integrate", loss, params, data)
+    if isinstance(times, Sequence):
+        times = [float(t) if type(t) is int or isinstance(t, np.integer) else t for t in times]
     given, times = times, _errors.array("integrate", "times", times)
     _errors.floating("integrate", times=times)
     _errors.rank("integrate", 1, "[n]", "Pass the times to look at, from 0 on.", times=times)
@@ -83,9 +85,11 @@ def _integrate(
         return jax.tree.map(lambda g: -jnp.exp(tau).astype(g.dtype) * g, jax.grad(loss)(params, *data))
 
     # odeint divides by the length of its last step, and at t = 0 there was none: it is asked for a later time there.
-    after = jnp.where(times == 0, 0.5 * jnp.min(jnp.where(times == 0, 1, times), initial=1), times)
-    taus = jnp.concatenate([jnp.zeros(1, times.dtype), jnp.log1p(after)])
-    path = odeint(flow, params, taus, data, rtol=tolerance / 10, atol=tolerance / 10)
+    clock = times.astype(_errors.wide(times, *jax.tree.leaves(params)))
+    after = jnp.where(clock == 0, 0.5 * jnp.min(jnp.where(clock == 0, 1, clock), initial=1), clock)
+    taus = jnp.concatenate([jnp.zeros(1, clock.dtype), jnp.log1p(after)])
+    with jax.numpy_dtype_promotion("standard"):  # odeint's own arithmetic mixes the clock with the parameters
+        path = odeint(flow, params, taus, data, rtol=tolerance / 10, atol=tolerance / 10)
     path = jax.tree.map(
         lambda x, x0: jnp.where((times == 0).reshape(-1, *[1] * x0.ndim), x0[None], x[1:]), path, params
     )
