@@ -231,6 +231,8 @@ def test_the_spectrum_of_the_jacobian_is_where_theory_says(seed, size, n):
 def test_the_bound_on_the_jacobian_is_attained_by_two_equal_keys():
     assert [len(x) for x in of_softmax(np.zeros(0, np.float32))] == [0, 0, 0]
     assert of_softmax(np.float32([0, 0, -np.inf]))[2][-1] == pytest.approx(0.5)
+    half = jax.jit(flow.jacobian_spectrum)(np.zeros(2, jnp.bfloat16))
+    assert (half.dtype, half.tolist()) == (jnp.bfloat16, [0, 0.5])
     _, J, _ = of_softmax(np.float32([100, 0, -np.inf]))
     assert J[0, 0] == pytest.approx(math.exp(-100), rel=1e-5)  # p(1 − p), where 1 − p is 0 in float32
 

@@ -246,7 +246,11 @@ def jacobian_spectrum(x: Float[Array, " n"]) -> Float[Array, " n"]:
       >>> print(flow.jacobian_spectrum(jnp.zeros(2)))
       [0.  0.5]
     """
-    return jnp.linalg.eigvalsh(softmax_jacobian(x)).at[:1].set(0)
+    x = _errors.array("jacobian_spectrum", "x", x)
+    _errors.floating("jacobian_spectrum", x=x)
+    _errors.rank("jacobian_spectrum", 1, "[n]", "Map over rows with jax.vmap.", x=x)
+    values = jnp.linalg.eigvalsh(softmax_jacobian(x.astype(_errors.wide(x))))  # which takes no fewer bits
+    return values.at[:1].set(0).astype(x.dtype)
 
 
 def pulls(
