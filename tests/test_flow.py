@@ -107,6 +107,14 @@ def test_the_pulls_on_matrices_sum_to_their_gradients_and_these_balance(seed):
         assert small(off, 1 + size) < EXACT
 
 
+@pytest.mark.structure
+def test_the_pulls_on_matrices_of_halves_are_those_of_their_values():
+    given = [normal(*shape, seed=i).astype(jnp.bfloat16) for i, shape in enumerate(((S, 7), (7, D), (7, D), (7, Dv)))]
+    pulls = jax.jit(lambda *given: flow.projection_pulls(*given, flow.cross_entropy(0)))
+    for found, want in zip(pulls(*given), pulls(*(x.astype(np.float32) for x in given)), strict=True):
+        assert small(found - want) < 0.1 * (1 + small(want))
+
+
 @jax.jit
 def of_one_query(q, k, v, goal, target):
     c = 1 / math.sqrt(D)

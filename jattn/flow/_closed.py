@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._numerics import nan_where, zero_nonfinite_rows
+from jattn._numerics import nan_where, promoted, zero_nonfinite_rows
 from jattn._softmax import log_softmax, softmax
 from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries, Values
 from jattn.arguments.options import qkv
@@ -364,21 +364,19 @@ def projection_pulls(
       [[ 117. -117.]
        [ 237. -237.]]
     """
-    caller = "projection_pulls"
-    x = _errors.array(caller, "x", x)
-    _errors.rank(caller, 2, "[S, M]", "No batch: map with jax.vmap.", x=x)
-    given = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V}
-    matrices = {name: _errors.array(caller, name, W) for name, W in given.items()}
-    _errors.rank(caller, 2, "[M, width]", "One head: map over heads with jax.vmap.", **matrices)
-    _errors.floating(caller, x=x, **matrices)
-    for name, W in matrices.items():
-        if W.shape[0] != x.shape[1]:
-            remedy = "A word is a row of x, and is multiplied from the right."
-            _errors.fail(
-                ValueError, caller, f"x [S, M] and {name} [M, width] must agree in M", remedy, x=x, **{name: W}
-            )
-    q, k, v = (x @ W for W in matrices.values())
-    taken = pulls(q, k, v, loss, mask=mask, bias=bias, scale=scale)
+    caller, given = "projection_pulls", {"x": x, "W_Q": W_Q, "W_K": W_K, "W_V": W_V}
+    arrays = {name: _errors.array(caller, name, a) for name, a in given.items()}
+    _errors.floating(caller, **arrays)
+    for name, a in arrays.items():
+        axes = {"x": "[S, M]", "W_V": "[M, Dv]"}.get(name, "[M, D]")
+        _errors.rank(caller, 2, axes, "This function is one head without a batch: map it with jax.vmap.", **{name: a})
+        if name != "x" and len(a) != arrays["x"].shape[1]:
+            must, remedy = f"x [S, M] and {name} {axes} must agree in M", "Give a row to each column of x."
+            _errors.fail(ValueError, caller, must, remedy, **{"x": arrays["x"], name: a})
+    dtype = promoted(*(a.dtype for a in arrays.values()))
+    x, W_Q, W_K, W_V = (a.astype(dtype) for a in arrays.values())
+    taken = pulls(x @ W_Q, x @ W_K, x @ W_V, loss, mask=mask, bias=bias, scale=scale)
+    x = x.astype(taken.on_q.dtype)
     return ProjectionPulls(
         jnp.einsum("tm,tsd->smd", x, taken.on_q),
         jnp.einsum("sm,tsd->smd", x, taken.on_k),
