@@ -129,6 +129,15 @@ def index(caller: str, name: str, x: Any, n: int, axis: str) -> None:
         fail(ValueError, caller, f"{name} must be from 0 to {axis} - 1", "Count from 0.", **got)
 
 
+def number_of(caller: str, name: str, x: Any, n: int, axis: str) -> jax.Array:
+    """The number of one of the n of an axis, possibly traced."""
+    number = array(caller, name, x)
+    kind(caller, name, number, jnp.integer, f"Pass a whole number from 0 to {axis} - 1.")
+    rank(caller, 0, "[]", "Map over several with jax.vmap.", **{name: number})
+    index(caller, name, x, n, axis)
+    return number
+
+
 def positions(
     caller: str, T: int, S: int, q_positions: Any, k_positions: Any, dependents: tuple[str, ...]
 ) -> tuple[jax.Array | None, jax.Array | None]:

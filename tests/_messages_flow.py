@@ -134,6 +134,8 @@ FLOW = [
     (lambda: reached(ones(3)), ValueError, "squared_error: goal must broadcast to [T, Dv], got goal [3]. Give each axis its full length or 1: [T, Dv] is [1, 5] here."),
     (lambda: flow.max_margin(KEYS, 17), ValueError, "max_margin: target must be from 0 to S - 1, got target 17 and S 17. Count from 0."),
     (lambda: flow.max_margin(KEYS, jnp.int32(-1)), ValueError, "max_margin: target must be from 0 to S - 1, got target -1 and S 17. Count from 0."),
+    (lambda: flow.max_margin(KEYS, 1.5), TypeError, "max_margin: target must be integer, got target float32[]. Pass a whole number from 0 to S - 1."),
+    (traced(lambda: diagnosed(jnp.array([0, 1]))), ValueError, "watch: target must have the axes [], got target [2]. Map over several with jax.vmap."),
     (traced(lambda: diagnosed(2)), ValueError, "watch: target must be from 0 to S - 1, got target 2 and S 2. Count from 0."),
     (recorded(at=3 * 10**9), ValueError, "recorder: at must be below 2147483648, got at 3000000000. Steps of a jitted loop are int32: count in larger steps."),
     (recorded(at=(0, 2**31)), ValueError, "recorder: at must be below 2147483648, got at 2147483648. Steps of a jitted loop are int32: count in larger steps."),

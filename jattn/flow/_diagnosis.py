@@ -107,7 +107,7 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
       observe(now) -> Diagnostics.
 
     Raises:
-      TypeError, ValueError: when it is called, `target` is known and is no number of a key.
+      TypeError, ValueError: when it is called, `target` is not one whole number, or is known and is no number of a key.
 
     Memory: S × D, and S × S for the max-margin direction.
 
@@ -126,7 +126,7 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
 
     def observe(now: Now) -> Diagnostics:
         q, k, v = _read(read, now.params, now.data)
-        _errors.index("watch", "target", target, len(k), "S")
+        _errors.number_of("watch", "target", target, len(k), "S")
         # Inside jax.shard_map a gradient by keys that all devices share would be summed over the devices.
         q = vary_as(k, q)
         k, v = vary_as(q, (k, v))

@@ -37,8 +37,8 @@ def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
       rounding, about 1e-14 of the keys' differences in float64), or has no rival (S = 1).
 
     Raises:
-      TypeError: `keys` is not floating point, or `target` is known and no whole number. ValueError: `keys` has not two
-      axes, or `target` is known and is no number of a key.
+      TypeError: `keys` is not floating point, or `target` no whole number. ValueError: `keys` has not two axes, or
+      `target` not one number, or is known and is no number of a key.
 
     Memory: S × S.
 
@@ -56,7 +56,7 @@ def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
     keys = _errors.array("max_margin", "keys", keys)
     _errors.floating("max_margin", keys=keys)
     _errors.rank("max_margin", 2, "[S, D]", "One row a key; map over a batch with jax.vmap.", keys=keys)
-    _errors.index("max_margin", "target", target, len(keys), "S")
+    target = _errors.number_of("max_margin", "target", target, len(keys), "S")
     keys = jax.lax.stop_gradient(keys.astype(_errors.wide(keys)))
     S = len(keys)
     rival = jnp.arange(S) != target
