@@ -324,6 +324,11 @@ def test_a_key_that_nothing_prefers_has_no_direction(x64):
     assert widest(twins, 0).margin == pytest.approx(math.sqrt(2))
     assert widest(1e-30 * twins, 0).margin == pytest.approx(math.sqrt(2) * 1e-30)
     assert widest(twins, 1).margin == 0  # it has a twin: no direction prefers it
+    # Nearly in a line, and between two others: the point nearest to 0 is found to half of the digits.
+    thin = [[1.0773, 1.0765], [-0.9391, -0.9369], [1.9519, 1.9503], [-0.8971, -0.8973], [0.0, 0.0]]
+    assert widest(np.array(thin), 0).direction.tolist() == [0, 0]
+    for bad in (np.nan, np.inf):
+        assert all(np.isnan(x).all() for x in widest(np.array([*twins[:4], [bad, 0]]), 0))
     toy = widest(TOY, 0)
     assert toy.margin == pytest.approx(math.sqrt(0.65), rel=1e-15)
 
