@@ -714,6 +714,13 @@ def test_diagnostics_are_what_they_say(free, x64):
     assert abs(s.drift[-1]).max() > 0.01
 
 
+@pytest.mark.structure
+def test_a_key_without_a_rival_has_no_margin():
+    watch = flow.watch(lambda q: (q, jnp.ones((1, 2))), flow.cross_entropy(0), 0)
+    seen = jax.jit(lambda q: watch(flow.Now(0, q, None, None, None, None, ())))(jnp.ones(2))
+    assert (seen.margin, seen.widest) == (0, 0)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_the_report_is_held_to_the_rounding_of_the_queries_and_keys(dtype):
     """Their weights and their loss are float32."""

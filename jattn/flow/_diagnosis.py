@@ -45,7 +45,7 @@ class Diagnostics:
     norm: Float[Array, "*n"]
     """|q|."""
     margin: Float[Array, "*n"]
-    """min over j ≠ r of q·(k_r − k_j) / |q|: at most `widest`; 0 where q is 0."""
+    """min over j ≠ r of q·(k_r − k_j) / |q|: at most `widest`; 0 where q is 0, or without a rival."""
     widest: Float[Array, "*n"]
     """γ, the margin of u; 0 where the target lies in the hull of the others."""
     direction: Float[Array, "*n D"]
@@ -141,6 +141,7 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
         u, widest = (x.astype(q.dtype) for x in (best.direction, best.margin))
         rival = jnp.arange(len(k)) != target
         ahead = -max_or_nan(jnp.where(rival, (k - k[target][None]) @ q, -jnp.inf), initial=-jnp.inf)
+        ahead = ahead if len(k) > 1 else jnp.zeros_like(ahead)  # without a rival, as γ is
         size = jnp.linalg.norm(q)
         return Diagnostics(
             q=q, k=k, weights=p, loss=loss, p=p[target], lead=q.astype(p.dtype) @ (keys[target] - p @ keys),
