@@ -370,6 +370,8 @@ def test_a_run_is_the_loop_that_one_would_write():
     assert path.broke == -1
     assert flow.run(quadratic, x, adam, 7, data=(scale,), at=3).at.tolist() == [0, 3, 6, 7]
     assert flow.run(quadratic, x, adam, 0, data=(scale,)).at.tolist() == [0]
+    numbers = flow.run(lambda x: 1.0, x, optax.sgd(0.1), 2, observe=lambda now: {"rate": 0.1})  # of Python
+    np.testing.assert_allclose([numbers.loss, numbers.seen["rate"]], [[1, 1], [0.1, 0.1]], rtol=1e-6)
 
 
 @pytest.mark.structure

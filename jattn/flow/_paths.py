@@ -144,13 +144,12 @@ class RunRule:
         return jax.lax.fori_loop(np.int32(0), n, lambda _, w: self.step(w, data), run_state)
 
     def look(self, run_state: RunState, data: Data) -> tuple[jax.Array, Tree]:
-        """The loss, and what there is to see."""
+        """The loss, and what there is to see, as arrays: either may be a number of Python."""
         if self.observe is None:
-            return self.loss(run_state.params, *data), run_state.params
+            return jnp.asarray(self.loss(run_state.params, *data)), run_state.params
         loss, grads = jax.value_and_grad(self.loss)(run_state.params, *data)
-        return loss, self.observe(
-            Now(run_state.step, run_state.params, loss, grads, run_state.sums, run_state.state, data)
-        )
+        now = Now(run_state.step, run_state.params, loss, grads, run_state.sums, run_state.state, data)
+        return jnp.asarray(loss), jax.tree.map(jnp.asarray, self.observe(now))
 
 
 def run(
