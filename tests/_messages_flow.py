@@ -1,6 +1,7 @@
 """What `jattn.flow` refuses, word for word; a part of the table in test_messages."""
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -170,6 +171,8 @@ FLOW = [
     (lambda: flow.max_logit(ones(3, 5, dtype=np.int32), KEYS), TypeError, "max_logit: q must be floating point, got q int32[3, 5]. Convert it first: q.astype(jax.numpy.float32)."),
     (lambda: flow.rollout(ones(2, 3, 4)), ValueError, "rollout: weights must have the axes [L, T, T], got weights [2, 3, 4]. Average over heads and stack the layers: weights.mean(1)."),
     (lambda: flow.check(path()), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of ArrayImpl. Run it with observe=watch(…)."),
+    (lambda: several().kept(), ValueError, "trajectory: what was kept is asked of one run that has ended, got broke [2]. Take one: jax.tree.map(lambda x: x[0], runs) of runs that were mapped, outside of jit."),
+    (lambda: flow.check(dataclasses.replace(diagnosed(), broke=np.int32(1), at=np.array([2, 3]))), ValueError, "check: trajectory must hold a look before it broke, got trajectory that broke at step 1. Look earlier, as from 0 on: at=1."),
     (lambda: flow.check(diagnosed(), keys="tied"), ValueError, "check: keys must be one of three words, got keys 'tied'. Say frozen, free or projected."),
 ]  # fmt: skip
 
@@ -187,6 +190,10 @@ def crossed(target):
 
 def reached(goal):
     return flow.squared_error(goal)(flow.attention_steps(ones(1, 5), KEYS, KEYS))
+
+
+def several():
+    return jax.tree.map(lambda x: np.stack([x, x]), path())
 
 
 def diagnosed(target=0):

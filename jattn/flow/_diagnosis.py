@@ -215,7 +215,8 @@ def check(
       they should: they do not keep it.
 
     Raises:
-      TypeError: the trajectory was not observed with `watch`. ValueError: `keys` is another word.
+      TypeError: the trajectory was not observed with `watch`. ValueError: `keys` is another word; the trajectory is of
+      several runs, or traced, or holds no look before it broke.
 
     Memory: as the trajectory.
 
@@ -240,7 +241,12 @@ def check(
     if keys not in ("frozen", "free", "projected"):
         remedy = "Say frozen, free or projected."
         _errors.fail(ValueError, "check", "keys must be one of three words", remedy, keys=repr(keys))
-    s = jax.tree.map(lambda x: np.asarray(x, np.float64), trajectory.kept().seen)
+    kept = trajectory.kept()
+    if not len(kept.at):
+        got = {"trajectory": f"that broke at step {int(trajectory.broke)}"}
+        remedy = "Look earlier, as from 0 on: at=1."
+        _errors.fail(ValueError, "check", "trajectory must hold a look before it broke", remedy, **got)
+    s = jax.tree.map(lambda x: np.asarray(x, np.float64), kept.seen)
     # What was seen in bfloat16 obeys to its rounding, though the weights and the loss are float32.
     floats = [x.dtype for x in jax.tree.leaves((trajectory.loss, seen)) if jnp.issubdtype(x.dtype, jnp.floating)]
     eps = max(float(jnp.finfo(dtype).eps) for dtype in floats)

@@ -66,6 +66,10 @@ class Trajectory(Generic[Params]):
 
     def kept(self) -> "Trajectory[Params]":
         """Only what was seen before the run broke; all of it if it did not. Of one run, outside of jit and vmap."""
+        if np.ndim(self.broke) or not _errors.known(self.broke):
+            got = {"broke": self.broke if np.ndim(self.broke) else "traced"}
+            remedy = "Take one: jax.tree.map(lambda x: x[0], runs) of runs that were mapped, outside of jit."
+            _errors.fail(ValueError, "trajectory", "what was kept is asked of one run that has ended", remedy, **got)
         n = int(np.sum(np.asarray(self.at) <= int(self.broke))) if int(self.broke) >= 0 else len(self.at)
         at, loss, seen = jax.tree.map(lambda x: x[:n], (self.at, self.loss, self.seen))
         return dataclasses.replace(self, at=at, loss=loss, seen=seen)
