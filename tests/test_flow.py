@@ -719,7 +719,7 @@ def test_diagnostics_are_what_they_say(free, x64):
 @pytest.mark.structure
 def test_a_key_without_a_rival_has_no_margin():
     watch = flow.watch(lambda q: (q, jnp.ones((1, 2))), flow.cross_entropy(0), 0)
-    seen = jax.jit(lambda q: watch(flow.Now(0, q, None, None, None, None, ())))(jnp.ones(2))
+    seen = jax.jit(lambda q: watch(flow.Now(jnp.int32(0), q, q[0], q, None, None, ())))(jnp.ones(2))
     assert (seen.margin, seen.widest) == (0, 0)
 
 

@@ -131,7 +131,7 @@ class RunRule:
 
         Chosen by a select, not by jax.lax.cond, whose batching fails on constants inside jax.shard_map (JAX 0.10).
         """
-        loss, grads = jax.value_and_grad(self.loss)(run_state.params, *data)
+        loss, grads = self._loss_and_grads(run_state.params, data)
         updates, state = self._update(data, grads, run_state.state, run_state.params, loss)
         with jax.numpy_dtype_promotion("standard"):
             params = optax.apply_updates(run_state.params, updates)
@@ -151,9 +151,13 @@ class RunRule:
         """The loss, and what there is to see, as arrays: either may be a number of Python."""
         if self.observe is None:
             return jnp.asarray(self.loss(run_state.params, *data)), run_state.params
-        loss, grads = jax.value_and_grad(self.loss)(run_state.params, *data)
+        loss, grads = self._loss_and_grads(run_state.params, data)
         now = Now(run_state.step, run_state.params, loss, grads, run_state.sums, run_state.state, data)
-        return jnp.asarray(loss), jax.tree.map(jnp.asarray, self.observe(now))
+        return loss, jax.tree.map(jnp.asarray, self.observe(now))
+
+    def _loss_and_grads(self, params: Tree, data: Data) -> tuple[jax.Array, Tree]:
+        loss, grads = jax.value_and_grad(self.loss)(params, *data)
+        return jnp.asarray(loss), grads
 
 
 def run(
@@ -355,7 +359,8 @@ def _looks(caller: str, steps: int, at: int | Sequence[int] | None) -> tuple[int
 
 def _as_after(caller: str, state: Tree, after: Tree) -> Tree:
     """The optimiser's state, each leaf as wide as after an update; refused where that changes more than its width."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    structure: Any = jax.tree.structure(state)
     remedy = "Let its init make the state that its update returns."
     if structure != jax.tree.structure(after):
         must = "optimizer must keep the structure of its state"
