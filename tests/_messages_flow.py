@@ -151,6 +151,7 @@ FLOW = [
     (recorded((0, {"steps": 1})), ValueError, "recorder: what is observed must be arrays by name, got one named steps. Give them as in {'loss': loss}; the steps themselves are kept as steps."),
     (recorded((0, 1.5), observe=lambda x: x), ValueError, "recorder: what is observed must be arrays by name, got one without a name. Give them as in {'loss': loss}; the steps themselves are kept as steps."),
     (recorded((0, {"ā": 1})), ValueError, "recorder: names must be of ASCII letters, got name 'ā'. Spell it out."),
+    (recorded((0, {"": 1})), ValueError, "recorder: names must be of ASCII letters, got name ''. Spell it out."),
     (recorded((0, {"of": {"word": "bank"}})), TypeError, "recorder: what is observed must be numbers, got of.word of dtype <U4. Leave it out."),
     (recorded((0, {"key": jax.random.key(0)})), TypeError, "recorder: what is observed must be numbers, got key of dtype key<fry>. Leave it out."),
     (recorded((1, {"weights": ones(3)}), held={"weights": ones(5)}), ValueError, "recorder: what is observed must have the names, shapes and dtypes of what the file holds, got weights float32[3] and in the file float32[5]. Give it a file of its own."),

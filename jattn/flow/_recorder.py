@@ -268,7 +268,7 @@ def _named(observed: Any) -> list[tuple[tuple[str, ...], Any]]:
             got = {"one": "named steps" if names else "without a name"}
             _errors.fail(ValueError, _CALLER, "what is observed must be arrays by name", remedy, **got)
         label = ".".join(names)
-        if not label.isascii():
+        if not label.isascii() or "" in names:
             _errors.fail(ValueError, _CALLER, "names must be of ASCII letters", "Spell it out.", name=repr(label))
         x = x if isinstance(x, jax.Array) else np.asarray(x)
         if not any(jnp.issubdtype(x.dtype, kind) for kind in (np.number, np.bool_)):
