@@ -112,19 +112,7 @@ def known(*xs: Any) -> bool:
 
 def index(caller: str, name: str, x: Any, n: int, axis: str) -> None:
     """Refuses a number that is known and is none of the n of an axis: indexing would take another one."""
-    if not known(x) or not isinstance(n, int):
-        return
-    try:
-        i = operator.index(x)
-    except TypeError:
-        fail(
-            TypeError,
-            caller,
-            f"{name} must be a whole number",
-            "Count from 0.",
-            **{name: f"of type {type(x).__name__}"},
-        )
-    if not 0 <= i < n:
+    if known(x) and isinstance(n, int) and not 0 <= (i := int(x)) < n:
         got = {name: str(i), axis: str(n)}
         fail(ValueError, caller, f"{name} must be from 0 to {axis} - 1", "Count from 0.", **got)
 
