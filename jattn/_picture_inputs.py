@@ -72,12 +72,13 @@ def block_states(caller: str, name: str, x: Any, shape: tuple[int | None, ...], 
 def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> list[str]:
     """The names as strings, one for each index of an axis."""
     try:
-        found = repr(given) if isinstance(given, str) else f"of length {len(given)}"
+        length = None if isinstance(given, str) else len(given)
     except TypeError:
-        found = f"of type {type(given).__name__}"
-    if found != f"of length {n}":
-        got = {name: found}
-        _errors.fail(ValueError, caller, f"{name} must hold {axis} = {n} names", "Give a list of them.", **got)
+        length = None
+    if length != n:
+        got = repr(given) if isinstance(given, str) else f"of type {type(given).__name__}"
+        got = got if length is None else f"of length {length}"
+        _errors.fail(ValueError, caller, f"{name} must hold {axis} = {n} names", "Give a list of them.", **{name: got})
     return [str(x) for x in given]
 
 

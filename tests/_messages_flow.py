@@ -160,7 +160,7 @@ FLOW = [
     (traced(lambda: jax.vmap(lambda x: flow.Recorder("never made.npy")(0, x=x))(ones(3))), ValueError, "recorder: a recorder must be called outside of jax.vmap, got batch of 3. Let the mapped function return what is measured, and call the recorder with that: scan steps, map within."),
     (traced(in_shard_map), ValueError, "recorder: a recorder must be called outside of jax.shard_map, got device of a mesh. Let the mapped function return what is measured, and call the recorder with that: scan steps, map within."),
     (lambda: flow.measure_row(KEYS, KEYS, KEYS, ones(17), 0), ValueError, "measure_row: dout must have the shape [T, Dv], got q [17, 5] and v [17, 5] and dout [17]. Pass dL/dout of every query, as jax.grad gives it."),
-    (lambda: flow.measure_row(KEYS, KEYS, KEYS, KEYS, 0.5), TypeError, "measure_row: row must be integer, got row float32[]. A row is the number of a query: pass a whole number."),
+    (lambda: flow.measure_row(KEYS, KEYS, KEYS, KEYS, 0.5), TypeError, "measure_row: row must be integer, got row float32[]. Pass a whole number from 0 to T - 1."),
     (lambda: flow.entropy(ones(2, dtype=np.int32)), TypeError, "entropy: weights must be floating point, got weights int32[2]. Convert it first: weights.astype(jax.numpy.float32)."),
     (lambda: flow.saturation(0.5), ValueError, "saturation: weights must have the axes [..., S], got weights []. Pass whole rows."),
     (lambda: flow.max_logit(ones(5), KEYS), ValueError, "max_logit: q must have the axes [T, D], got q [5]. This function is one head without a batch: map it with jax.vmap, or call dot_product_attention."),

@@ -662,7 +662,7 @@ plant("a report held to the rounding of the loss alone", "jattn/flow/_diagnosis.
       "flow.py::test_the_report_is_held_to_the_rounding_of_the_queries_and_keys[bfloat16]")
 plant("a target before the first key", "jattn/_errors.py", "not 0 <= (i := int(x)) < n", "not (i := int(x)) < n",
       "messages.py::test_each_refusal_is_word_for_word")
-plant("params of a head that broadcast", "jattn/heads/_multi.py",
+plant("params of a head that broadcast", "jattn/heads/_params.py",
       "if found != tuple(lengths.get(axis) for axis in letters):", "if len(found) != len(letters):",
       "messages.py::test_each_refusal_is_word_for_word")
 plant("a rate of dropout of NumPy that is 1 or more", "jattn/arguments/options.py",

@@ -68,7 +68,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["_closed", "_margins", "_measures", "_paths"],
         ["_continuous", "_diagnosis", "_long", "_recorder", "_rows"],
     ],
-    "heads": [["_multi", "_effects"], ["_latent", "_scores"]],
+    "heads": [["_params"], ["_multi", "_effects"], ["_latent", "_scores"]],
     "hosts": [["_attend"], ["equinox", "flax", "haiku", "transformers"]],
     "lab": [
         ["result", "training"],

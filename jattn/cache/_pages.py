@@ -176,12 +176,8 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
         _errors.fail(
             TypeError, caller, "cache must be paged", "Only pages are shared: make it with cache.paged.", **got
         )
-    source = _errors.array(caller, "source", source)
-    _errors.kind(caller, "source", source, jnp.integer, "Pass the number of one row.")
-    _errors.rank(caller, 0, "[]", "Pass the number of one row.", source=source)
-    _errors.index(caller, "source", source, B, "B")
+    source = _errors.number_of(caller, "source", source, B, "B").astype(jnp.int32)
     targets = rows_of(caller, "targets", targets)
-    source = source.astype(jnp.int32)
     targets = jnp.where((targets == source) | (targets < 0), B, targets)
 
     C, M = cache.store.C, cache.table.shape[1]

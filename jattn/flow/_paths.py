@@ -113,11 +113,12 @@ class RunRule:
         too. A scan needs them so from the beginning.
         """
         value = jax.eval_shape(self.loss, params, *data)
-        before = None
-        while before != (before := [jax.typeof(x).dtype for x in jax.tree.leaves(state)]):
+        while True:  # each round that goes on widens some dtype
             updates, after = jax.eval_shape(partial(self._update, data), params, state, params, value)
-            state = _as_after(caller, state, after)
-        return state, updates
+            narrower, state = state, _as_after(caller, state, after)
+            pairs = zip(jax.tree.leaves(narrower), jax.tree.leaves(state), strict=True)
+            if all(jax.typeof(x).dtype == jax.typeof(y).dtype for x, y in pairs):
+                return state, updates
 
     def _update(self, data: Data, grads: Tree, state: Tree, params: Tree, loss: jax.Array) -> tuple[Tree, Tree]:
         """What the optimiser makes of the gradients: (updates, state)."""

@@ -96,13 +96,10 @@ def measure_row(
     """
     caller = "measure_row"
     q, k, v = qkv(caller, q, k, v)
-    number, dout, row = row, _errors.array(caller, "dout", dout), _errors.array(caller, "row", row)
+    dout, row = _errors.array(caller, "dout", dout), _errors.number_of(caller, "row", row, q.shape[0], "T")
     if dout.shape != (q.shape[0], v.shape[1]):
         remedy = "Pass dL/dout of every query, as jax.grad gives it."
         _errors.fail(ValueError, caller, "dout must have the shape [T, Dv]", remedy, q=q, v=v, dout=dout)
-    _errors.kind(caller, "row", row, jnp.integer, "A row is the number of a query: pass a whole number.")
-    _errors.rank(caller, 0, "[]", "Map over several with jax.vmap.", row=row)
-    _errors.index(caller, "row", number, q.shape[0], "T")
     scale = q.shape[1] ** -0.5 if scale is None else scale
     found = statistics(q, k, sink=sink, scale=scale, **options)
 

@@ -7,18 +7,8 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
-from jattn.heads._multi import (
-    LECUN,
-    Initializer,
-    Params,
-    PerHead,
-    Rope,
-    fit,
-    grouped,
-    matrices,
-    output,
-    rms_norm,
-)
+from jattn.heads._multi import PerHead, Rope, grouped, output, rms_norm
+from jattn.heads._params import LECUN, Initializer, Params, fit, matrices
 from jattn.one_head import SharedOptions
 
 
@@ -65,11 +55,10 @@ def latent_init(
       >>> params["q"].shape, params["kv_down"].shape, params["k"].shape
       ((32, 4, 12), (32, 6), (6, 4, 8))
     """
-    least_1 = {"width": width, "heads": heads, "value_dim": value_dim, "kv_rank": kv_rank}
-    for name, n in (least_1 | {"q_rank": 1 if q_rank is None else q_rank}).items():
-        _errors.count("latent_init", name, n, least=1)
-    for name, n in {"head_dim": head_dim, "rope_dim": rope_dim}.items():
-        _errors.count("latent_init", name, n)
+    given = {"width": width, "heads": heads, "head_dim": head_dim, "rope_dim": rope_dim, "value_dim": value_dim}
+    given |= {"kv_rank": kv_rank} | ({} if q_rank is None else {"q_rank": q_rank})
+    for name, n in given.items():
+        _errors.count("latent_init", name, n, least=0 if name in ("head_dim", "rope_dim") else 1)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (q_rank or width, heads, head_dim + rope_dim),
         "kv_down": (width, kv_rank),
