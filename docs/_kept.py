@@ -25,9 +25,11 @@ def version(name):
 
 
 def versions():
-    """Of what computes and draws: Python, the machine, the packages, and what JAX is told."""
+    """Of what computes and draws: Python, the machine, the packages, and what JAX is told but where it keeps programs."""
     named = [f"{name} {version(name)}" for name in PACKAGES]
-    told = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("JAX_"))
+    programs = ("JAX_COMPILATION_CACHE_", "JAX_PERSISTENT_CACHE_")
+    told = [name for name in os.environ if name.startswith("JAX_") and not name.startswith(programs)]
+    told = sorted(f"{name}={os.environ[name]}" for name in told)
     return [platform.python_version(), platform.machine(), *named, *told]
 
 

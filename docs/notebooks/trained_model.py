@@ -75,8 +75,12 @@ def dense(x, w):
     return x @ w[0].T + w[1]
 
 
-def encode(ids, n, bias=None, pair=None):
+params = (words, places, kind, first, layers)  # an argument: what a jitted function captures is compiled into it
+
+
+def encode(params, ids, n, bias=None, pair=None):
     """Of one sentence, ids [T], n of them real: hidden states [T, 384] and attention [L, H, T, T]."""
+    words, places, kind, first, layers = params
     bias = jnp.zeros((L, H)) if bias is None else bias
     pairs = jnp.zeros((T, T), bool) if pair is None else jnp.zeros((T, T), bool).at[pair].set(True)
 
@@ -108,7 +112,7 @@ def read(sentence):
 # %%
 ids, n, pieces = read("He sat on the river bank")
 bank, river = pieces.index("bank"), pieces.index("river")
-_, weights = jax.jit(encode)(ids, n)
+_, weights = jax.jit(encode)(params, ids, n)
 weights = np.asarray(weights)[:, :, :n, :n]
 attention = weights[:, :, bank, river]
 layer, top = np.unravel_index(attention.argmax(), attention.shape)
@@ -142,11 +146,11 @@ all_n = jnp.array([*(n for _, n, _ in batch), *[n] * (2 + L * H)])
 
 
 @jax.jit
-def states(ids, n, bias):
-    return jax.lax.map(lambda x: encode(*x, (bank, river))[0], (ids, n, bias))
+def states(params, ids, n, bias):
+    return jax.lax.map(lambda x: encode(params, *x, (bank, river))[0], (ids, n, bias))
 
 
-hidden = np.asarray(states(all_ids, all_n, bias))
+hidden = np.asarray(states(params, all_ids, all_n, bias))
 at = np.array([pieces.index("bank") for _, _, pieces in batch])
 to_river, to_money = hidden[np.arange(10), at].reshape(2, 5, -1).mean(1)
 middle, toward = (to_river + to_money) / 2, (to_river - to_money) / 2
