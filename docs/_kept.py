@@ -25,7 +25,7 @@ def version(name):
 
 
 def versions():
-    """Of what computes and draws: Python, the machine, the packages, and what JAX is told but where it keeps programs."""
+    """Of what computes and draws: Python, the machine, packages, what JAX is told; but not where it keeps programs."""
     named = [f"{name} {version(name)}" for name in PACKAGES]
     programs = ("JAX_COMPILATION_CACHE_", "JAX_PERSISTENT_CACHE_")
     told = [name for name in os.environ if name.startswith("JAX_") and not name.startswith(programs)]

@@ -100,10 +100,11 @@ def nonfinite_rows(x: jax.Array) -> jax.Array:
 
 
 def any_along(x: jax.Array, axis: int) -> jax.Array:
-    """Whether any of some booleans is true, with the axis kept; in a kernel as a maximum, which every compiler has."""
-    if _in_kernel.get():
-        return jnp.max(x.astype(jnp.float32), axis, keepdims=True) > 0
-    return x.any(axis, keepdims=True)
+    """Whether any of some booleans is true, with the axis kept: as a sum, which every compiler of kernels has.
+
+    On a CPU a reduction of booleans takes two kernels, and longer to compile and to run than a sum of float32.
+    """
+    return jnp.sum(x.astype(jnp.float32), axis, keepdims=True) > 0
 
 
 def zero_nonfinite_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:

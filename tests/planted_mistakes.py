@@ -145,6 +145,8 @@ plant("a key that pads the last tile is allowed", TILE, "tile.k_axis.numbers < p
       IN_TILES)
 plant("the last tile, padded, taken for full", SCHEDULE, "whole = k.first + (plan.k_tile - 1) < plan.S",
       "whole = k.first < plan.S", IN_TILES)
+plant("masked tiles taken from the start of the list", SCHEDULE, "(0, len(visits.lists[0]))", "(0, 0)",
+      "tiles.py::test_each_tile_that_is_not_empty_is_visited_once_and_no_other")
 plant("what is kept by dropout not made up for", TILE, "jnp.where(kept, 1 / (1 - rate), 0)", "jnp.where(kept, 1, 0)",
       "tiles.py::test_dropout_drops_its_share_and_makes_up_for_it")
 plant("dropout that depends on the tile", TILE, "axis.numbers.ravel()[0] // DROPOUT_CELL +",

@@ -178,7 +178,7 @@ def fold_rows(
 def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -> Any:
     """Folds step(state, i, j, masked) over the key tiles that query tile i visits, in loops as the program runs."""
     if visits.states is not None:
-        row: jax.Array = visits.states[i]
+        row = entry(visits.states, i)
         js = jnp.arange(visits.plan.k_tiles, dtype=jnp.int32)
         for kind, masked in PASSES[1:] if visits.plan.all_masked else PASSES:
             # From each tile the next one to visit: a branch inside the loop would copy the carry at every tile.
@@ -186,26 +186,32 @@ def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -
             following = jax.lax.cummin(jnp.where(row == kind, js, none), reverse=True)
 
             def visit(_: Any, at: Any, following: Any = following, masked: bool = masked) -> Any:
-                so_far, j = at[0], following[at[1]]
+                so_far, j = at[0], entry(following, at[1])
                 return step(so_far, i, j, masked), j + 1
 
             state, _ = jax.lax.fori_loop(0, jnp.sum(row == kind, dtype=jnp.int32), visit, (state, jnp.int32(0)))
         return state
     assert visits.lists is not None
-    for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
+    # One list for both passes: XLA compiles once what is alike in their loops.
+    js = jnp.asarray(np.concatenate(visits.lists)[:, 1], jnp.int32)
+    for tiles, first, (_, masked) in zip(visits.lists, (0, len(visits.lists[0])), PASSES, strict=True):
         if len(tiles) == 0:
             continue
         if visits.plan.q_tiles == 1 and len(tiles) == 1:
             state = step(state, i, int(tiles[0, 1]), masked)
             continue
-        bounds = jnp.asarray(np.searchsorted(tiles[:, 0], np.arange(visits.plan.q_tiles + 1)), jnp.int32)
-        js = jnp.asarray(tiles[:, 1], jnp.int32)
+        bounds = jnp.asarray(first + np.searchsorted(tiles[:, 0], np.arange(visits.plan.q_tiles + 1)), jnp.int32)
 
-        def visit_listed(n: Any, so_far: Any, js: jax.Array = js, masked: bool = masked) -> Any:
-            return step(so_far, i, js[n], masked)
+        def visit_listed(n: Any, so_far: Any, masked: bool = masked) -> Any:
+            return step(so_far, i, entry(js, n), masked)
 
-        state = jax.lax.fori_loop(bounds[i], bounds[i + 1], visit_listed, state)
+        state = jax.lax.fori_loop(entry(bounds, i), entry(bounds, i + 1), visit_listed, state)
     return state
+
+
+def entry(x: jax.Array, i: Any) -> jax.Array:
+    """x[i], where i is not negative, which XLA needs not ask."""
+    return jax.lax.dynamic_index_in_dim(x, i, keepdims=False, allow_negative_indices=False)
 
 
 def scan_tiles(visits: Schedule, add: Callable[..., Any], carry: Any) -> Any:
@@ -301,5 +307,5 @@ def _add_part(plan: Plan, total: jax.Array, part: jax.Array, role: str, i: Any, 
     for axis, letter in enumerate(role):
         if part.shape[axis] != total.shape[axis]:
             start[axis] = jnp.asarray({"q": i * plan.q_tile, "k": j * plan.k_tile}[letter], jnp.int32)
-    here = jax.lax.dynamic_slice(total, start, part.shape)
-    return jax.lax.dynamic_update_slice(total, here + part, start)
+    here = jax.lax.dynamic_slice(total, start, part.shape, allow_negative_indices=False)
+    return jax.lax.dynamic_update_slice(total, here + part, start, allow_negative_indices=False)

@@ -71,7 +71,7 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) ->
 
 def cut_rows(x: jax.Array, i: Any, n: int) -> jax.Array:
     """Tile i of n rows; all of an array that has just one tile."""
-    return x if x.shape[0] == n else jax.lax.dynamic_slice_in_dim(x, i * n, n)
+    return x if x.shape[0] == n else jax.lax.dynamic_slice_in_dim(x, i * n, n, allow_negative_indices=False)
 
 
 def tile_mask(plan: Plan, tile: Tile) -> jax.Array:

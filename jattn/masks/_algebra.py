@@ -58,7 +58,9 @@ class Rows(NamedTuple):
     def cut(self, x: jax.Array, axis: int) -> jax.Array:
         """These rows of an array that has one entry a row along `axis`, or one entry for all."""
         n = self.positions.shape[0]
-        return x if x.shape[axis] in (1, n) else jax.lax.dynamic_slice_in_dim(x, self.start, n, axis)
+        if x.shape[axis] in (1, n):
+            return x
+        return jax.lax.dynamic_slice_in_dim(x, self.start, n, axis, allow_negative_indices=False)
 
 
 class TileAxis(NamedTuple):

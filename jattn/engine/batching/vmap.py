@@ -52,7 +52,8 @@ def slice_of(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
     """A part of an array or of an `Example`: that many rows from the starts on, along each axis."""
     starts = [jnp.asarray(start, jnp.int32) for start in starts]
     if not isinstance(x, Example):
-        return x if tuple(sizes) == x.shape else jax.lax.dynamic_slice(x, starts, sizes)
+        whole = tuple(sizes) == x.shape
+        return x if whole else jax.lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
     numbers: list[jax.Array] = []
     while isinstance(x, Example):
         numbers.insert(0, x.number)
@@ -67,7 +68,7 @@ def _part_of_examples(counts: tuple[int, ...], sizes: tuple[int, ...]) -> Callab
     """
 
     def cut(x: jax.Array, numbers: list[jax.Array], starts: list[jax.Array]) -> jax.Array:
-        return jax.lax.dynamic_slice(x, (*numbers, *starts), (*counts, *sizes))
+        return jax.lax.dynamic_slice(x, (*numbers, *starts), (*counts, *sizes), allow_negative_indices=False)
 
     def of_group(
         group: int, batched: Any, x: jax.Array, numbers: list[jax.Array], starts: list[jax.Array]
