@@ -1,7 +1,8 @@
 """What a picture is given: numbers, names, the record of a run. Read here for all three media, refused in one voice."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -11,6 +12,7 @@ from jattn._types import NumPyArrayLike
 from jattn.masks import EMPTY, FULL, PARTIAL
 
 _ORDER = ("loss", "p", "p_r", "cosines", "margin", "norm")  # of the panels of a run; any others follow
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @runtime_checkable
@@ -40,17 +42,34 @@ class Run:
     series: dict[str, dict[str, np.ndarray]]  # panel → name → [F], whatever else was recorded
 
 
+def reals(x: Any) -> np.ndarray | None:
+    """`x` as float64, or None if it holds no real numbers of one shape."""
+    try:
+        held = np.asarray(x)
+        return None if x is None or held.dtype.kind in "cmMSU" else np.asarray(held, np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def kind_of(x: Any) -> str:
+    """What was given where numbers were asked for, as a message says it."""
+    return f"of dtype {x.dtype}" if isinstance(x, (np.ndarray, np.generic)) else f"of type {type(x).__name__}"
+
+
+def array(caller: str, name: str, x: Any, axes: str) -> np.ndarray:
+    """`x` as float64, of any shape."""
+    held = reals(x)
+    if held is None:
+        must, got = f"{name} must be an array of numbers {axes}", {name: kind_of(x)}
+        _errors.fail(TypeError, caller, must, "Pass real numbers, in one shape throughout.", **got)
+    return held
+
+
 def numbers(
     caller: str, name: str, x: Any, shape: tuple[int | None, ...], axes: str, *, finite: bool = True
 ) -> np.ndarray:
     """`x` as float64 of the shape asked for (None: any length), finite throughout where that matters."""
-    try:
-        x = np.asarray(x, dtype=np.float64)
-    except (TypeError, ValueError):
-        got = {name: f"of type {type(x).__name__}"}
-        _errors.fail(
-            TypeError, caller, f"{name} must be an array of numbers {axes}", "Pass one shape throughout.", **got
-        )
+    x = array(caller, name, x, axes)
     if x.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, x.shape, strict=True)):
         want = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
         remedy = f"Here that is {want}: draw one head and two dimensions at a time."
@@ -82,19 +101,58 @@ def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> li
     return [str(x) for x in given]
 
 
+def amount(caller: str, name: str, x: Any, *, above: float | None = None) -> float:
+    """A finite real number, more than `above` if that is given."""
+    held, remedy = reals(x), "Pass a Python float."
+    if held is None or held.ndim:
+        got = {name: kind_of(x) if held is None else held}
+        _errors.fail(TypeError, caller, f"{name} must be one number", remedy, **got)
+    n, bound = float(held), "" if above is None else f" and more than {above:g}"
+    if not np.isfinite(n) or (above is not None and n <= above):
+        _errors.fail(ValueError, caller, f"{name} must be finite{bound}", remedy, **{name: f"{n:g}"})
+    return n
+
+
+def several(caller: str, name: str, given: Any) -> list[Any]:
+    """A list of what was given, which must not be one text."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        got = {name: f"of type {type(given).__name__}"}
+        _errors.fail(TypeError, caller, f"{name} must be a list", "Put one alone in brackets too.", **got)
+    return list(given)
+
+
+def mapping(caller: str, name: str, given: Any, of: str) -> dict[Any, Any]:
+    """What a mapping holds; nothing if None."""
+    if given is not None and not isinstance(given, Mapping):
+        got = {name: f"of type {type(given).__name__}"}
+        _errors.fail(TypeError, caller, f"{name} must map {of}", "Pass a mapping, or None.", **got)
+    return dict(given or {})
+
+
+def printable(text: str) -> str:
+    """A text on one line: what would control a terminal, or be no character of a file, is an escape such as \\n."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def axes_of(x: Any) -> int:
+    """How many axes `x` has; 0 if it has not one shape, which `numbers` refuses."""
+    held = reals(x)
+    return 0 if held is None else held.ndim
+
+
 def four(caller: str, weights: Any) -> np.ndarray:
     """Weights of many heads as [L, H, T, S]; [H, T, S] is one layer, [T, S] one head of one layer."""
-    n = np.ndim(weights) if not isinstance(weights, (list, tuple)) else np.ndim(np.asarray(weights, dtype=object))
-    x = np.asarray(weights)
-    if n not in (2, 3, 4) or x.dtype.kind not in "fiubV":
+    x = array(caller, "weights", weights, "[T, S], [H, T, S] or [L, H, T, S]")
+    if x.ndim not in (2, 3, 4):
         must = "weights must have the axes [T, S], [H, T, S] or [L, H, T, S]"
         _errors.fail(ValueError, caller, must, "Take the batch apart first.", weights=x)
-    return x.astype(np.float64).reshape((1,) * (4 - n) + x.shape)
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
     """−Σ w ln w over the last axis, in nats; 0 ln 0 is 0."""
-    return np.asarray(0.0 - np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1))  # 0.0 −: no −0
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite has no entropy
+        return np.asarray(0.0 - np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1))  # 0.0 −: no −0
 
 
 def fields(x: Any) -> dict[str, Any] | None:
@@ -129,7 +187,7 @@ def run(caller: str, given: Any, *, name: str = "run") -> Run:
         _errors.fail(
             ValueError, caller, f"{name} must have at least one frame", "Record the start.", **{f"{name}.q": q}
         )
-    frozen = np.ndim(held["k"]) == 2
+    frozen = axes_of(held["k"]) == 2
     shape, axes = ((None, D), "[S, D]") if frozen else ((F, None, D), "[F, S, D]")
     k = numbers(caller, f"{name}.k", held["k"], shape, axes, finite=False)
     k = np.broadcast_to(k, (F, *k.shape[-2:]))
@@ -149,11 +207,8 @@ def _series(held: dict[str, Any], F: int) -> dict[str, dict[str, np.ndarray]]:
             continue
         inner = fields(x)
         for label, y in ({name: x} if inner is None else inner).items():
-            try:
-                y = np.asarray(y, dtype=np.float64)
-            except (TypeError, ValueError):
-                continue
-            if y.shape == (F,):
+            y = reals(y)
+            if y is not None and y.shape == (F,):
                 panel = "cosines" if name.startswith("cos") else name
                 panels.setdefault(panel, {})[label] = y
     first = [name for name in _ORDER if name in panels]
@@ -175,9 +230,9 @@ def pairs(caller: str, name: str, given: Any) -> dict[str, tuple[np.ndarray, np.
             _errors.fail(
                 TypeError, caller, f"{place} must be (predicted, measured)", "Give both, in this order.", **got
             )
-        measured = np.atleast_1d(np.asarray(both[1], dtype=np.float64))
+        measured = np.atleast_1d(array(caller, f"{place}[1]", both[1], "[F]"))
         measured = numbers(caller, f"{place}[1]", measured, (None,), "[F]", finite=False)
-        predicted = np.asarray(both[0], dtype=np.float64)
+        predicted = array(caller, f"{place}[0]", both[0], "[F]")
         predicted = np.broadcast_to(predicted, measured.shape) if predicted.ndim == 0 else predicted
         made[label] = (
             numbers(caller, f"{place}[0]", predicted, measured.shape, "[F]", finite=False),

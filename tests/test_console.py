@@ -141,6 +141,29 @@ def test_a_long_label_is_cut_and_a_wide_one_counted():
     assert "河岸" in page
 
 
+def test_a_label_stays_on_its_line_and_controls_no_terminal(tmp_path):
+    """A token may be a line break, an escape or half of a surrogate pair."""
+    labels = ["a\nb", "\x1b[31m", "\ud800"]
+    table = console.heatmap(np.eye(3), labels, labels)
+    pictures = [table, console.bars(labels, [0.1, 0.2, 0.3]), console.conserved({"a\nb": (0.0, [0.0])})]
+    pictures += [console.arrows([0], [0], [[1]], [[1]], places={"a\nb": [0, 0]}), console.sparklines({"a\nb": [1.0]})]
+    for picture in pictures:
+        page = text(picture)
+        assert "a\\nb" in page
+        assert "\x1b" not in page
+    assert [len(line) for line in text(table).splitlines()[2:5]] == [len(text(table).splitlines()[0])] * 3
+    assert ET.fromstring(console.save(table, tmp_path / "a.svg").read_bytes()).tag.endswith("svg")
+
+
+def test_a_series_is_drawn_in_any_kind_of_real_numbers():
+    """Of a list whose numbers have not one shape nothing is drawn, and the other series are."""
+    ramp = [0.0, 0.5, 1.0]
+    kinds = {"a": ramp, "b": np.array(ramp, ml_dtypes.bfloat16), "c": np.array(ramp, np.float16), "d": np.arange(3)}
+    lines = text(console.sparklines(kinds | {"ragged": [[1.0], [1.0, 2.0]], "text": ["x"] * 3})).splitlines()[2:]
+    assert [line.split()[0] for line in lines] == list("abcd")
+    assert len({line.split()[2] for line in lines}) == 1
+
+
 def test_what_is_not_finite_is_written_without_a_colour():
     page = text(console.heatmap([[-np.inf, np.nan]], "a", "bc"), force_terminal=True, color_system="truecolor")
     assert "-inf" in page
@@ -149,7 +172,9 @@ def test_what_is_not_finite_is_written_without_a_colour():
 
 
 def test_numbers_have_no_negative_zero_and_no_endless_digits():
-    page = text(console.vectors(["a"], [[-1e-9, 1.23456e9, -2.0]]))
+    page = text(console.ranked([[-1e-9, -0.0]], ["a"], ["b", "c"])) + text(
+        console.vectors(["a"], [[-1e-9, 1.23456e9, -2.0]])
+    )
     assert "-0.000" not in page
     assert "1.23e+09" in page
     assert "-2.000" in page
@@ -180,12 +205,28 @@ def test_other_kinds_of_numbers_and_nothing_at_all():
          r"heatmap: weights must be an array of real numbers, got weights of type list\. Pass"),
         (lambda: console.vectors("ab", [[1.0], [1.0, 2.0]], columns="x"), TypeError, "vectors: x must be an array"),
         (lambda: console.bars("a", [1j]), TypeError, "bars: weights must be an array of real numbers"),
+        (lambda: console.bars("a", np.array([1j])), TypeError, r"numbers, got weights of dtype complex128\. Pass"),
+        (lambda: console.bars("ab", [[1.0], [1.0, 2.0]]), TypeError, "bars: weights must be an array of real numbers"),
+        (lambda: console.vectors("ab", [[1.0], [1.0, 2.0]]), TypeError, "vectors: x must be an array of real numbers"),
+        (lambda: console.heatmap([[1.0]], None, "b"), TypeError,
+         r"^heatmap: rows must be a list of labels, got rows of type NoneType\. Label each\.$"),
+        (lambda: console.heatmap([[1.0]], "a", 3), TypeError, "^heatmap: columns must be a list of labels"),
+        (lambda: console.vectors(None, [[1.0]]), TypeError, "^vectors: labels must be a list of labels"),
+        (lambda: console.vectors("a", [[1.0]], columns=1), TypeError, "^vectors: columns must be a list of labels"),
+        (lambda: console.bars(2, [1.0]), TypeError, "^bars: labels must be a list of labels, got labels of type int"),
         (lambda: console.bars("a", [1.0], width=0), ValueError, "bars: width must be at least 1, got width 0"),
         (lambda: console.heatmap([[1.0]], "a", "b", digits=-1), ValueError, "heatmap: digits must be at least 0"),
         (lambda: console.vectors("a", [[1.0]], digits=1.5), TypeError, "vectors: digits must be a whole number"),
         (lambda: console.ranked(np.zeros(3), "a", "b"), ValueError, r"^ranked: weights must have the axes \[T, S\]"
          r", \[H, T, S\] or \[L, H, T, S\], got weights \[3\]\. Take the batch apart first\.$"),
         (lambda: console.ranked([[1.0]], ["a"], ["b"], top=0), ValueError, "^ranked: top must be at least 1, got top"),
+        (lambda: console.ranked([[1.0], [1.0, 2.0]], "a", "b"), TypeError, "^ranked: weights must be an array"),
+        (lambda: console.arrows([0], [0], [[1]], [[1]], places=["q"]), TypeError, r"^arrows: places must map names to "
+         r"places, got places of type list\. Pass a mapping, or None\.$"),
+        (lambda: console.arrows([0], [0], [[1]], [[1]], places={str(n): [0, 0] for n in range(27)}), ValueError,
+         r"^arrows: places must be at most 26, and none of an empty grid, got places of length 27 and u \[1, 1\]\."),
+        (lambda: console.arrows([], [], np.zeros((0, 0)), np.zeros((0, 0)), places={"q": [0, 0]}), ValueError,
+         "^arrows: places must be at most 26, and none of an empty grid"),
         (lambda: console.arrows([0], [0], [[1, 2]], [[1]]), ValueError, r"^arrows: u must have the shape \[ny, nx\]"),
         (lambda: console.sparklines(3), TypeError, r"^sparklines: series must map names to \[F\], got series of type "
          r"int\. Pass a mapping\.$"),
@@ -194,6 +235,10 @@ def test_other_kinds_of_numbers_and_nothing_at_all():
          r"\[1, 1\]\. These are EMPTY, PARTIAL and FULL, as mask\.block_state says\.$"),
         (lambda: console.conserved({}), TypeError, r"^conserved: quantities must map each quantity to \(predicted, "
          r"measured\), got quantities empty\. Pass a mapping\.$"),
+        (lambda: console.conserved({"a": ("x", [0.0])}), TypeError, r"^conserved: quantities\['a'\]\[0\] must be"),
+        (lambda: console.conserved({"a": (0.0, [[1.0], [1.0, 2.0]])}), TypeError, r"^conserved: .*\['a'\]\[1\] must"),
+        (lambda: console.conserved({"a": (0.0, [0.0])}, tolerance=None), TypeError,
+         r"^conserved: tolerance must be one number, got tolerance of type NoneType\. Pass a Python float\.$"),
         (lambda: console.save("x", "row.pdf"), ValueError, r"^save: file must end in \.svg or \.html, got file "
          r"row\.pdf\. Name one of them\.$"),
     ],
@@ -201,6 +246,24 @@ def test_other_kinds_of_numbers_and_nothing_at_all():
 def test_messages(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+WIDTHS = {
+    "heatmap": lambda w: console.heatmap([[1.0]], "a", "b", width=w),
+    "vectors": lambda w: console.vectors("a", [[1.0]], width=w),
+    "ranked": lambda w: console.ranked([[1.0]], ["a"], ["b"], width=w),
+    "sparklines": lambda w: console.sparklines({"a": [1.0]}, width=w),
+    "why": lambda w: console.why([[1.0]], ["a"], width=w),
+    "tiles": lambda w: console.tiles([[1]], width=w),
+    "save": lambda w: console.save("x", "row.svg", width=w),
+}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_a_width_that_no_terminal_has_is_refused_by_name(name):
+    for width, error in ((0, ValueError), (None, TypeError), (40.5, TypeError)):
+        with pytest.raises(error, match=f"^{name}: width must be"):
+            WIDTHS[name](width)
 
 
 def test_without_rich_the_message_says_what_to_install():

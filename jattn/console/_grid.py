@@ -58,7 +58,9 @@ def heatmap(
         bank    0.75   0.25
     """
     digits = _errors.count("heatmap", "digits", digits)
-    x = _matrix("heatmap", "weights", weights, rows, columns)
+    width = _errors.count("heatmap", "width", width, least=1)
+    rows, columns = labels_of("heatmap", "rows", rows), labels_of("heatmap", "columns", columns)
+    x = _labelled("heatmap", "weights", _reals("heatmap", "weights", weights), rows, columns)
     top = max((float(w) for w in x[np.isfinite(x)]), default=0.0)
     cells = [[Text(f" {number(w, digits)} ", _shade(float(w), top)) for w in row] for row in x]
     if entropy:
@@ -106,8 +108,11 @@ def vectors(
         money   0.2   -0.1
     """
     digits = _errors.count("vectors", "digits", digits)
-    names = [str(i + 1) for i in range(np.shape(x)[-1] if np.ndim(x) else 0)] if columns is None else columns
-    numbers = _matrix("vectors", "x", x, labels, names)
+    width = _errors.count("vectors", "width", width, least=1)
+    numbers, labels = _reals("vectors", "x", x), labels_of("vectors", "labels", labels)
+    D = numbers.shape[-1] if numbers.ndim else 0
+    names = [str(d + 1) for d in range(D)] if columns is None else labels_of("vectors", "columns", columns)
+    numbers = _labelled("vectors", "x", numbers, labels, names)
     cells = [[Text(f" {number(entry, digits)} ") for entry in row] for row in numbers]
     return folded(cells, labels, names, title, width)
 
@@ -145,7 +150,8 @@ def bars(
     """
     digits = _errors.count("bars", "digits", digits)
     width = _errors.count("bars", "width", width, least=1)
-    x = _matrix("bars", "weights", np.asarray(weights)[:, None] if np.ndim(weights) == 1 else weights, labels, [""])
+    x, labels = _reals("bars", "weights", weights), labels_of("bars", "labels", labels)
+    x = _labelled("bars", "weights", x[:, None] if x.ndim == 1 else x, labels, [""])
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -156,17 +162,27 @@ def bars(
     return titled(title, table)
 
 
-def _matrix(caller: str, name: str, x: Any, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
-    """`x` as real numbers, one row a label and one column a label."""
-    try:
-        raw = np.asarray(x)
-        if raw.dtype.kind in "cmMOSU":  # complex, times, objects, text
-            raise TypeError
-        numbers = raw.astype(np.float64)
-    except (TypeError, ValueError):
-        got = {name: f"of type {type(x).__name__}"}
+def _reals(caller: str, name: str, x: Any) -> np.ndarray:
+    """`x` as real numbers, of any shape."""
+    numbers = _picture_inputs.reals(x)
+    if numbers is None:
+        got = {name: _picture_inputs.kind_of(x)}
         remedy = "Pass a NumPy or jax array, or nested lists of one shape."
         _errors.fail(TypeError, caller, f"{name} must be an array of real numbers", remedy, **got)
+    return numbers
+
+
+def labels_of(caller: str, name: str, given: Any) -> list[str]:
+    """The labels of rows or of columns; a text is one label a letter."""
+    try:
+        return [str(label) for label in given]
+    except TypeError:
+        got = {name: f"of type {type(given).__name__}"}
+        _errors.fail(TypeError, caller, f"{name} must be a list of labels", "Label each.", **got)
+
+
+def _labelled(caller: str, name: str, numbers: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+    """Numbers with one row a label and one column a label."""
     if numbers.shape != (len(rows), len(columns)) and numbers.size + len(rows) * len(columns):
         labels = f"for {len(rows)} rows and {len(columns)} columns"
         must = f"{name} must have one row and one column for each label"
@@ -192,7 +208,7 @@ def _shade(weight: float, top: float) -> str:
 
 
 def cut(label: str, width: int = _LABEL) -> str:
-    text = Text(str(label))
+    text = Text(_picture_inputs.printable(str(label)))
     text.truncate(width, overflow="ellipsis")
     return text.plain
 

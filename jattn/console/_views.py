@@ -18,6 +18,7 @@ from jattn.masks import EMPTY, FULL, PARTIAL
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ARROWS = "→↗↑↖←↙↓↘"
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PLUS, _MINUS, _GOOD, _BAD = "#a8460b", "#2566ac", "green", "red"
 
 
@@ -55,6 +56,7 @@ def ranked(
         0.0    bank    river    0.750     0.562
     """
     x, top = _picture_inputs.four("ranked", weights), _errors.count("ranked", "top", top, least=1)
+    width = _errors.count("ranked", "width", width, least=1)
     rows = _picture_inputs.names("ranked", "rows", rows, "T", x.shape[2])
     columns = _picture_inputs.names("ranked", "columns", columns, "S", x.shape[3])
     narrow = width < 56
@@ -63,7 +65,7 @@ def ranked(
     lines = []
     for layer, head, t, s in zip(*np.unravel_index(order, x.shape), strict=True):
         row = x[layer, head, t]
-        line = [f"{layer}.{head}", _grid.cut(rows[t], room), _grid.cut(columns[s], room), f"{row[s]:.3f}"]
+        line = [f"{layer}.{head}", _grid.cut(rows[t], room), _grid.cut(columns[s], room), f"{row[s]:z.3f}"]
         lines.append(line if narrow else [*line, f"{float(_picture_inputs.entropy(row)):.3f}"])
     heads = ["head", "query", "key", "weight", "entropy"]
     return _grid.titled(title, _grid.plain(heads[:4] if narrow else heads, lines, left=3))
@@ -93,7 +95,8 @@ def arrows(
       A rich Group, 2 nx columns wide. Below it stand the places and the longest arrow.
 
     Raises:
-      ValueError: a shape does not fit, or a number is not finite.
+      TypeError: `places` is no mapping. ValueError: a shape does not fit, a number is not finite, or there are more
+        than 26 places.
 
     Example:
       >>> from rich.console import Console
@@ -118,10 +121,16 @@ def arrows(
     styles = [["bold" if n > 0.5 * longest else "dim" if n < 0.1 * longest else "" for n in row] for row in size]
     cells: dict[tuple[int, int], str] = {}
     said = []
-    for letter, (name, place) in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", (places or {}).items(), strict=False):
+    marked = _picture_inputs.mapping("arrows", "places", places, "names to places")
+    if len(marked) > (len(_LETTERS) if size.size else 0):
+        must, got = "places must be at most 26, and none of an empty grid", {"places": f"of length {len(marked)}"}
+        _errors.fail(ValueError, "arrows", must, "Mark the others on a further grid.", **got, u=u)
+    for letter, (name, place) in zip(_LETTERS, marked.items(), strict=False):
         at = _picture_inputs.numbers("arrows", f"places[{name!r}]", place, (2,), "[2]")
         cell = (int(abs(y - at[1]).argmin()), int(abs(x - at[0]).argmin()))
-        said.append(f"{letter} {name}" + (f" (over {cells[cell]})" if cell in cells else ""))
+        said.append(
+            f"{letter} {_picture_inputs.printable(str(name))}" + (f" (over {cells[cell]})" if cell in cells else "")
+        )
         cells[cell] = letter
         signs[cell[0]][cell[1]], styles[cell[0]][cell[1]] = letter, "bold reverse"
     lines = []
@@ -159,6 +168,7 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
         loss     3.0   █▅▂▁    0.5
     """
     held, digits = _picture_inputs.fields(series), _errors.count("sparklines", "digits", digits)
+    width = _errors.count("sparklines", "width", width, least=1)
     if held is None:
         got = {"series": f"of type {type(series).__name__}"}
         _errors.fail(TypeError, "sparklines", "series must map names to [F]", "Pass a mapping.", **got)
@@ -166,9 +176,9 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
     for name, y in held.items():
         inner = _picture_inputs.fields(y)
         for label, z in ({name: y} if inner is None else {f"{name} {n}": z for n, z in inner.items()}).items():
-            z = np.asarray(z)
-            if z.ndim == 1 and len(z) and z.dtype.kind in "fiub":
-                flat[label] = z.astype(np.float64)
+            z = _picture_inputs.reals(z)
+            if z is not None and z.ndim == 1 and len(z):
+                flat[label] = z
     ends = {label: [_grid.number(z[i], digits) for i in (0, -1)] for label, z in flat.items()}
     taken = max(map(cell_len, map(_grid.cut, flat)), default=0) + 2 * max(
         (len(e) for pair in ends.values() for e in pair), default=5
@@ -226,7 +236,7 @@ def why(
         money   -0.1   -0.1    0.0
         total   +0.3   +0.3    0.0
     """
-    digits = _errors.count("why", "digits", digits)
+    digits, width = _errors.count("why", "digits", digits), _errors.count("why", "width", width, least=1)
     x = _picture_inputs.numbers("why", "pulls", pulls, (None, None), "[S, D]")
     names = _picture_inputs.names("why", "labels", labels, "S", len(x))
     rows, whole = [*x, x.sum(0)], x.sum(0)
@@ -273,6 +283,7 @@ def tiles(block_states: NumPyArrayLike, *, title: str | None = None, width: int 
       █ full: 1, ▒ partial: 2, · empty: 1
     """
     v = _picture_inputs.block_states("tiles", "block_states", block_states, (None, None), "[I, J]")
+    width = _errors.count("tiles", "width", width, least=1)
     counts = [int((v == n).sum()) for n in (FULL, PARTIAL, EMPTY)]
     n = -(-v.shape[1] // width) if v.size else 1
     squares = [[v[i : i + n, j : j + n] for j in range(0, v.shape[1], n)] for i in range(0, len(v), n)]
@@ -311,13 +322,13 @@ def conserved(
       pass  Σ dk: off by at most 0.0e+00
       FAIL  |q|²: off by at most 5.0e-01
     """
-    lines = []
+    lines, tolerance = [], _picture_inputs.amount("conserved", "tolerance", tolerance)
     for name, (predicted, measured) in _picture_inputs.pairs("conserved", "quantities", quantities).items():
         off = abs(predicted - measured)
         holds = bool((off <= tolerance * np.maximum(1.0, abs(predicted))).all())
         worst = float(np.max(off, initial=0))
         verdict = Text("pass" if holds else "FAIL", _GOOD if holds else f"bold {_BAD}")
-        lines.append(Text.assemble(verdict, f"  {name}: off by at most {worst:.1e}"))
+        lines.append(Text.assemble(verdict, f"  {_picture_inputs.printable(name)}: off by at most {worst:.1e}"))
     return Group(*([Text(title, "bold")] if title else []), *lines)
 
 
@@ -343,7 +354,7 @@ def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str
       ...     console.save(console.bars(["river"], [0.5]), folder + "/row.svg").name
       'row.svg'
     """
-    file = Path(file)
+    file, width = Path(file), _errors.count("save", "width", width, least=1)
     if file.suffix not in (".svg", ".html"):
         _errors.fail(ValueError, "save", "file must end in .svg or .html", "Name one of them.", file=file.name)
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
