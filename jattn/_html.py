@@ -12,7 +12,7 @@ PLUS, MINUS = "214 106 16", "37 102 172"
 
 
 def arrays(named: Mapping[str, Any]) -> str:
-    """Arrays of two axes side by side, each in numbers where it is small and by its shape where it is not."""
+    """Arrays side by side, each in numbers where it has two short axes and by its shape where it has not."""
     shown = "".join(_table(name, np.asarray(x)) for name, x in named.items())
     return f'<div style="display: flex; flex-wrap: wrap; gap: 1.5em; align-items: flex-start">{shown}</div>'
 
@@ -30,7 +30,7 @@ def picture(name: str, allowed: Any, note: str = "") -> str:
 
 def _table(name: str, x: np.ndarray) -> str:
     caption = f"<caption>{html.escape(name)} {list(x.shape)}, {x.dtype}</caption>"
-    if max(x.shape) > MOST:
+    if x.ndim != 2 or max(x.shape) > MOST:  # of a batch too, as jax.vmap of explain gives it
         return f"<table>{caption}</table>"
     finite = np.where(np.isfinite(x), x, 0).astype(np.float64)
     largest = np.abs(finite).max(initial=0) or 1.0
@@ -42,6 +42,6 @@ def _table(name: str, x: np.ndarray) -> str:
 
 
 def _cell(x: Any, share: float) -> str:
-    text = f"{x:.3f}" if np.isfinite(x) else "NaN" if np.isnan(x) else "∞" if x > 0 else "−∞"
+    text = f"{float(x):z.3f}" if np.isfinite(x) else "NaN" if np.isnan(x) else "∞" if x > 0 else "−∞"
     colour = f"rgb({PLUS if share > 0 else MINUS} / {0.45 * abs(share):.2f})"
     return f'<td style="background: {colour}; font-variant-numeric: tabular-nums">{text.replace("-", "−")}</td>'

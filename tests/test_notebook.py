@@ -2,6 +2,8 @@
 
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from _browser import soon
@@ -89,6 +91,11 @@ def test_steps_are_tables_of_their_numbers():
     assert cells[4:8] == ["0.707", "−∞", "0.000", "0.707"]
     long = jattn.explain(*(np.zeros((40, 2), np.float32),) * 3)._repr_html_()
     assert "weights [40, 40], float32" in long
+    batch = jax.vmap(jattn.explain, (0, None, None))(x[None], x, x)._repr_html_()
+    assert "weights [1, 2, 2], float32" in batch, "of a batch the shapes"
+    tiny = jattn.explain(*(jnp.asarray([[-1e-5], [1.0]], jnp.bfloat16),) * 3)._repr_html_()
+    assert "−0.000" not in tiny
+    assert "0.731" in jattn.explain(*(jnp.asarray([[0.0], [1.0]], jnp.bfloat16),) * 3)._repr_html_()
     assert "<td" not in long
 
 
