@@ -88,6 +88,15 @@ def block_states(caller: str, name: str, x: Any, shape: tuple[int | None, ...], 
     return states
 
 
+def equal_blocks(caller: str, mass: np.ndarray, T: int, S: int, *, most: int | None = None) -> None:
+    """Refuses n × m blocks that T queries and S keys are not cut into."""
+    for name, axis, n, tokens in (("n", "T", mass.shape[0], T), ("m", "S", mass.shape[1], S)):
+        if not 1 <= n <= (most or n) or -(-tokens // -(-tokens // n)) != n:
+            must = f"{name} must be how many equal blocks {axis} is cut into" + f", at most {most}" * bool(most)
+            remedy = "Only the last block may be shorter."
+            _errors.fail(ValueError, caller, must, remedy, **{"mass": mass, axis: str(tokens)})
+
+
 def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> list[str]:
     """The names as strings, one for each index of an axis."""
     try:

@@ -572,8 +572,26 @@ def test_any_width_has_a_plane_and_nothing_at_all_is_a_page():
 
 
 ARRAYS = {"q": np.zeros((2, 2)), "k": np.zeros((3, 2)), "weights": np.full((2, 3), 1 / 3)}
+
+
+def test_what_is_not_a_number_is_not_said_to_be_conserved(visit, folder):
+    """Each frame is held against its own prediction, as in the terminal."""
+    kept = {"lost": (0.0, [np.nan, 0.0]), "small beside large": ([1e9, 1.0], [1e9, 1.5]), "near": (1e9, [1e9, 1e9 + 1])}
+    frames = {name: x[:2] for name, x in FROZEN.items() if name in ("q", "k", "weights")}
+    page.write(folder / "kept.html", "Kept", page.run(frames, LABELS, target=TARGET, conserved=kept))
+    view = visit("kept.html")
+    assert view.locator(".holds, .fails").all_text_contents() == ["✗ fails", "✗ fails", "✓ holds"]
+    assert view.locator("tr", has_text="lost").locator("td").nth(2).text_content() == "NaN"
+
+
 NAMES = ["a", "b", "c"]
 REFUSED = [
+    (lambda: page.run(ARRAYS, NAMES, target=0, rays=[1]), TypeError, "run: rays must map names to directions, got rays of type list. Pass a mapping, or None."),
+    (lambda: page.run(ARRAYS, NAMES, target=0, rays={"a": [[1.0], [1.0, 2.0]]}), TypeError, "run: rays['a'] must be an array of numbers [D], got rays['a'] of type list. Pass real numbers, in one shape throughout."),
+    (lambda: page.run(ARRAYS | {"k": [[1.0], [1.0, 2.0]]}, NAMES, target=0), TypeError, "run: run.k must be an array of numbers [F, S, D], got run.k of type list. Pass real numbers, in one shape throughout."),
+    (lambda: page.run(ARRAYS, NAMES, target=0, scale="1"), TypeError, "run: scale must be one number, got scale of type str. Pass a Python float."),
+    (lambda: page.weights([[1.0]], ["a"], ["b"], scale=[1.0, 2.0]), TypeError, "weights: scale must be one number, got scale [2]. Pass a Python float."),
+    (lambda: page.weights([[1.0]], ["a"], ["b"], scale=np.nan), ValueError, "weights: scale must be finite, got scale nan. Pass a Python float."),
     (lambda: page.run(ARRAYS, NAMES, target=3), ValueError, "run: target must name a key, got target 3 and S 3. Count from 0."),
     (lambda: page.run(ARRAYS, NAMES, target=-1), ValueError, "run: target must be at least 0, got target -1. Pass a Python int of at least 0."),
     (lambda: page.run(ARRAYS, NAMES, target=0, values=np.zeros((3, 1))), ValueError, "run: values and goal must be given together, got no goal. Give both or neither."),

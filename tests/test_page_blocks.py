@@ -152,6 +152,9 @@ REFUSED = [
     (lambda: page.blocks(MASS[:150], LARGEST[:150], **OK), ValueError, "blocks: n must be how many equal blocks T is cut into, at most 512, got mass [150, 145] and T 590. Only the last block may be shorter."),
     (lambda: page.blocks(np.zeros((1, 3)), np.zeros((1, 3)), T=1, S=2), ValueError, "blocks: m must be how many equal blocks S is cut into, at most 512, got mass [1, 3] and S 2. Only the last block may be shorter."),
     (lambda: page.blocks(MASS, LARGEST, **OK, states=STATES + 1), ValueError, "blocks: states must be 0, 1 or 2, got states [197, 145]. These are EMPTY, PARTIAL and FULL, as mask.block_state says."),
+    (lambda: page.blocks(MASS, LARGEST, **OK, rows=[0]), TypeError, "blocks: rows must map queries to their weights, got rows of type list. Pass a mapping, or None."),
+    (lambda: page.blocks(MASS, LARGEST, **OK, rows={0: W[0], "1": W[1]}), TypeError, "blocks: rows must be a whole number, got rows of type str. Pass a Python int of at least 0."),
+    (lambda: page.blocks(MASS, LARGEST, **OK, limit=None), TypeError, "blocks: limit must be a whole number, got limit of type NoneType. Pass a Python int of at least 0."),
     (lambda: page.blocks(MASS, LARGEST, **OK, rows={T: W[0]}), ValueError, "blocks: rows must name queries, got rows 590 and T 590. Count from 0."),
     (lambda: page.blocks(MASS, LARGEST, **OK, rows={1: W[0, 1:]}), ValueError, "blocks: rows[1] must have the shape [S], got rows[1] [289]. Here that is [290]: draw one head and two dimensions at a time."),
 ]  # fmt: skip

@@ -332,6 +332,7 @@ REFUSED = [
     (model(words=["a b", *WORDS[1:]]), ValueError, f"model: words must be different, and without spaces, got words with one that is empty, has a space, or stands twice. {SPACES}"),
     (model(words=["river", *WORDS[1:]]), ValueError, f"model: words must be different, and without spaces, got words with one that is empty, has a space, or stands twice. {SPACES}"),
     (model(rate=20), ValueError, "model: rate must be from 0.001 to 10, got rate 20. The reader may change it on the page."),
+    (model(rate=None), TypeError, "model: rate must be one number, got rate of type NoneType. Pass a Python float."),
     (model(examples=[]), ValueError, "model: examples must hold at least one pair, got examples with none. The page begins with the first."),
     (model(examples=["the river"]), TypeError, "model: examples[0] must be (sentence, next word), got examples[0] of type str. As in (\"near the river\", \"bank\")."),
     (model(examples=[("the sea", "bank")]), ValueError, "model: examples[0] must be made of words, got examples[0] with 'sea'. Each must stand in words, letter by letter."),

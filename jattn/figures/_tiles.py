@@ -37,7 +37,8 @@ def blocks(
       The figure drawn on. Colours follow the square root of `mass`, so that faint blocks are seen; NaN is left blank.
 
     Raises:
-      TypeError, ValueError: a shape does not fit, or `states` holds something else than 0, 1 and 2.
+      TypeError, ValueError: a shape does not fit, n or m is not what T and S are cut into, or `states` holds something
+        else than 0, 1 and 2.
 
     Memory: as its inputs, a few times; no array of T × S.
 
@@ -51,9 +52,10 @@ def blocks(
     """
     x = _picture_inputs.numbers("blocks", "mass", mass, (None, None), "[n, m]", finite=False)
     T, S = _errors.count("blocks", "T", T, least=1), _errors.count("blocks", "S", S, least=1)
+    _picture_inputs.equal_blocks("blocks", x, T, S)
     given = ax is not None
     figure, ax = _canvas.axes(ax, (6.4, 5.4))
-    high, wide = (-(-tokens // max(n, 1)) for tokens, n in ((T, x.shape[0]), (S, x.shape[1])))
+    high, wide = (-(-tokens // n) for tokens, n in ((T, x.shape[0]), (S, x.shape[1])))
     box = (0.0, float(wide * x.shape[1]), float(high * x.shape[0]), 0.0)
     top = float(np.nanmax(x, initial=0)) or 1.0
     picture = ax.imshow(x, cmap=_canvas.VIRIDIS, norm=PowerNorm(0.5, 0, top), extent=box, interpolation="none")
@@ -79,6 +81,17 @@ def blocks(
     return _canvas.titled(figure, ax, title)
 
 
+def _rows_of_a_tile(shape: Any) -> tuple[int, int]:
+    """(queries, keys) of one tile."""
+    if not isinstance(shape, (tuple, list)) or len(shape) != 2:
+        got = {
+            "shape": f"of length {len(shape)}" if isinstance(shape, (tuple, list)) else _picture_inputs.kind_of(shape)
+        }
+        _errors.fail(TypeError, "tiles", "shape must be (queries, keys) of one tile", "As in shape=(128, 128).", **got)
+    high, wide = (_errors.count("tiles", f"shape[{i}]", n, least=1) for i, n in enumerate(shape))
+    return high, wide
+
+
 def tiles(
     block_states: NumPyArrayLike,
     *,
@@ -102,7 +115,8 @@ def tiles(
       The figure drawn on. Its legend counts the tiles.
 
     Raises:
-      ValueError: `block_states` holds something else, or its tiles do not cover `values`.
+      TypeError: `shape` is no pair of whole numbers. ValueError: `block_states` holds something else, or its tiles do
+        not cover `values`.
 
     Memory: as its inputs, a few times.
 
@@ -120,9 +134,9 @@ def tiles(
         if values is None
         else _picture_inputs.numbers("tiles", "values", values, (None, None), "[T, S]", finite=False)
     )
-    if shape is None:
-        shape = (1, 1) if x is None else (-(-x.shape[0] // len(v)), -(-x.shape[1] // v.shape[1]))
-    high, wide = shape
+    if shape is None and x is not None:  # an axis without tiles covers no values
+        shape = (-(-x.shape[0] // max(len(v), 1)) or 1, -(-x.shape[1] // max(v.shape[1], 1)) or 1)
+    high, wide = (1, 1) if shape is None else _rows_of_a_tile(shape)
     T, S = (len(v) * high, v.shape[1] * wide) if x is None else x.shape
     if x is not None and (-(-T // high), -(-S // wide)) != v.shape:
         remedy = "Give the queries and keys of one tile as shape."
@@ -132,7 +146,7 @@ def tiles(
     given = ax is not None
     figure, ax = _canvas.axes(ax, (6.4, 5.0))
     if x is not None:
-        low, top = (float(f(np.where(np.isfinite(x), x, 0))) for f in (np.min, np.max))
+        low, top = (float(f(np.where(np.isfinite(x), x, 0), initial=0)) for f in (np.min, np.max))
         far = max(-low, top, 1e-9)
         plain = np.isin(x, (0, 1)).all()
         colours: Any = ListedColormap([_canvas.paper(), "#9db8cf"]) if plain else _canvas.PUOR

@@ -88,7 +88,7 @@ def weights(
     }
     for name, (x, shape, axes) in shapes.items():
         held[name] = None if x is None else _picture_inputs.numbers(caller, name, x, shape, axes, finite=False)
-    held["scale"] = _scale(scale, 1 if held["keys"] is None else held["keys"].shape[1])
+    held["scale"] = _scale(caller, scale, 1 if held["keys"] is None else held["keys"].shape[1])
     return Part("weights", held)
 
 
@@ -187,11 +187,11 @@ def run(
     v = None if values is None else _picture_inputs.numbers(caller, "values", values, (S, None), "[S, Dv]")
     t = None if goal is None or v is None else _picture_inputs.numbers(caller, "goal", goal, (v.shape[1],), "[Dv]")
     held: dict[str, Any] = {"labels": _picture_inputs.names(caller, "labels", labels, "S", S), "target": target}
-    held |= {"query": str(query), "loss": str(loss), "optimiser": str(optimiser), "scale": _scale(scale, D)}
+    held |= {"query": str(query), "loss": str(loss), "optimiser": str(optimiser), "scale": _scale(caller, scale, D)}
     held |= {"values": v, "goal": t, "frozen": frozen, "steps": r.steps, "q": r.q, "k": r.k[0] if frozen else r.k}
     held |= {"weights": r.weights, "series": r.series, "rays": {}, "conserved": {}}
-    for name, u in (rays or {}).items():
-        shape, axes = ((F, D), "[F, D]") if np.ndim(u) == 2 else ((D,), "[D]")
+    for name, u in _picture_inputs.mapping(caller, "rays", rays, "names to directions").items():
+        shape, axes = ((F, D), "[F, D]") if _picture_inputs.axes_of(u) == 2 else ((D,), "[D]")
         held["rays"][str(name)] = _picture_inputs.numbers(caller, f"rays[{name!r}]", u, shape, axes)
     for name, (predicted, measured) in (
         {} if conserved is None else _picture_inputs.pairs(caller, "conserved", conserved)
@@ -277,8 +277,8 @@ def write(file: str | os.PathLike[str], title: str, *parts: Part, note: str = ""
     return file
 
 
-def _scale(scale: float | None, D: int) -> float:
-    return float(scale) if scale is not None else 1 / float(np.sqrt(max(D, 1)))
+def _scale(caller: str, scale: float | None, D: int) -> float:
+    return _picture_inputs.amount(caller, "scale", scale) if scale is not None else 1 / float(np.sqrt(max(D, 1)))
 
 
 def _principal(points: np.ndarray) -> np.ndarray:

@@ -61,11 +61,7 @@ def blocks(
     T, S = _errors.count(caller, "T", T, least=1), _errors.count(caller, "S", S, least=1)
     x = _picture_inputs.numbers(caller, "mass", mass, (None, None), "[n, m]", finite=False)
     n, m = x.shape
-    for name, blocks_, tokens in (("n", n, T), ("m", m, S)):
-        if not 1 <= blocks_ <= min(_MOST, tokens) or -(-tokens // -(-tokens // blocks_)) != blocks_:
-            must = f"{name} must be how many equal blocks {'T' if name == 'n' else 'S'} is cut into, at most {_MOST}"
-            got = {"mass": x, ("T" if name == "n" else "S"): str(tokens)}
-            _errors.fail(ValueError, caller, must, "Only the last block may be shorter.", **got)
+    _picture_inputs.equal_blocks(caller, x, T, S, most=_MOST)
     y = _picture_inputs.numbers(caller, "largest", largest, (n, m), "[n, m]", finite=False)
     held: dict[str, Any] = {"shape": [n, m], "T": T, "S": S, "mass": x.astype(np.float32)}
     held["largest"] = y.astype(np.float32)
@@ -74,8 +70,9 @@ def blocks(
         z = _picture_inputs.block_states(caller, "states", states, (n, m), "[n, m]")
         held["states"] = ["".join(map(str, line)) for line in z.astype(int)]
     held["rows"], exact = [], []
-    for t, w in sorted((rows or {}).items()):
-        at = _errors.count(caller, "rows", t)
+    limit = _errors.count(caller, "limit", limit)
+    given = _picture_inputs.mapping(caller, "rows", rows, "queries to their weights")
+    for at, w in sorted(((_errors.count(caller, "rows", t), w) for t, w in given.items()), key=lambda row: row[0]):
         if at >= T:
             _errors.fail(ValueError, caller, "rows must name queries", "Count from 0.", rows=str(at), T=str(T))
         held["rows"].append(at)

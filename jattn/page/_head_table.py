@@ -43,11 +43,12 @@ def head_table(columns: Mapping[str, NumPyArrayLike], *, across: Sequence[str] |
         _errors.fail(TypeError, caller, "columns must map names to numbers of heads", remedy, **got)
     made: list[np.ndarray] = []
     for name, x in held.items():
-        x = np.asarray(x)[None] if np.ndim(x) == 1 else x
+        x = np.asarray(x)[None] if _picture_inputs.axes_of(x) == 1 else x
         shape, axes = (None, None) if not made else made[0].shape, "[L, H] or [H]"
         made.append(_picture_inputs.numbers(caller, f"columns[{name!r}]", x, shape, axes, finite=False))
     names = list(held)
-    chosen = names[-2:] if across is None else [str(name) for name in across]
+    given = names[-2:] if across is None else _picture_inputs.several(caller, "across", across)
+    chosen = [str(name) for name in given]
     if across is not None and (len(chosen) != 2 or not set(chosen) <= set(names)):
         remedy = f"There are {', '.join(map(repr, names))}."
         _errors.fail(ValueError, caller, "across must name two columns", remedy, across=repr(across))

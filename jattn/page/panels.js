@@ -178,8 +178,8 @@ function runPanels(state, { go, settle }) {
     kept.node.hidden = !promises.length;
     for (const [name, { predicted, measured }] of promises) charts.push(made(lists, { title: name, lines: [{ name: "predicted", y: predicted, ink: "var(--ray)" }, { name: "measured", y: measured, ink: "var(--k0)", dots: true }] }));
     verdicts.replaceChildren(scrolling("Predicted and measured", table(["quantity", "predicted, last", "measured, last", "largest difference", ""], promises.map(([name, { predicted, measured }]) => {
-      const off = Math.max(...measured.map((m, f) => Math.abs(m - predicted[f])).filter((x) => !Number.isNaN(x)), 0), size = Math.max(1, ...predicted.map(Math.abs).filter(Number.isFinite));
-      const holds = off <= 1e-6 * size;
+      const apart = measured.map((m, f) => Math.abs(m - predicted[f])), off = Math.max(...apart, 0); // of NaN it is NaN
+      const holds = apart.every((x, f) => x <= 1e-6 * Math.max(1, Math.abs(predicted[f])));
       return [name, digits(predicted.at(-1), 6), digits(measured.at(-1), 6), off.toExponential(1).replaceAll("-", "−"), el("span", { class: holds ? "holds" : "fails", text: holds ? "✓ holds" : "✗ fails" })];
     }))));
   }
