@@ -377,7 +377,73 @@ def test_each_head_stands_at_its_estimate_and_its_knock_out():
     assert len(one.axes) == 1
 
 
+RAGGED = [[1.0], [1.0, 2.0]]
 REFUSED = [
+    *(
+        (call, TypeError, message)
+        for call, message in (
+            (lambda: figures.heads(RAGGED), r"^heads: weights must be an array of numbers \[T, S\], .* of type list"),
+            (lambda: figures.weights(WEIGHTS * 1j, ROWS, WORDS), "weights must be .* got weights of dtype complex128"),
+            (
+                lambda: figures.arcs(WEIGHTS, ROWS, WORDS, least=None),
+                "^arcs: least must be one number, got least of type",
+            ),
+            (
+                lambda: figures.effects(RAGGED, KEYS),
+                r"^effects: estimate must be an array of numbers \[L, H\] or \[H\]",
+            ),
+            (
+                lambda: figures.path(POINTS, RAGGED, WORDS),
+                r"^path: keys must be an array of numbers \[S, 2\], got keys",
+            ),
+            (
+                lambda: figures.path(POINTS, KEYS, WORDS, rays=[1]),
+                "^path: rays must map names to directions, got .* list",
+            ),
+            (
+                lambda: figures.path(POINTS, KEYS, WORDS, marks=["a"]),
+                "^path: marks must map indices of points to texts, ",
+            ),
+            (
+                lambda: figures.path(POINTS, KEYS, WORDS, marks={0.5: "a"}),
+                "^path: marks must .* an index of type float",
+            ),
+            (
+                lambda: figures.path(POINTS, KEYS, WORDS, background=3),
+                r"^path: background must be \(x, y, values\), got",
+            ),
+            (lambda: figures.path(POINTS, KEYS, WORDS, field=(1, 2)), r"field must be \(x, y, u, v\), .* of length 2"),
+            (
+                lambda: figures.tiles([[1]], shape=3),
+                r"^tiles: shape must be \(queries, keys\) of one tile, .* type int",
+            ),
+            (lambda: figures.tiles([[1]], shape=(1.5, 1)), r"^tiles: shape\[0\] must be a whole number, .* type float"),
+            (lambda: figures.training(RUN, WORDS, panels="loss"), "^training: panels must be a list, got .* type str"),
+            (
+                lambda: figures.training(RUN | {"k": RAGGED}, WORDS),
+                r"^training: run\.k must be an array of numbers \[F, S",
+            ),
+            (
+                lambda: figures.animate(RUN, WORDS, "x.gif", frames=3),
+                "^animate: frames must be a list, got .* type int",
+            ),
+            (lambda: figures.animate(RUN, WORDS, "x.gif", seconds=None), "^animate: seconds must be one number, got"),
+            (lambda: figures.animate(RUN, WORDS, "x.gif", rays=3), "^path: rays must map names to directions, got"),
+            (lambda: figures.save(Figure(), "x", "png"), "^save: kinds must be a list, got kinds of type str. Put one"),
+        )
+    ),
+    (lambda: figures.heads(np.zeros((0, 2, 3, 3))), ValueError, r"^heads: weights must have at least one head, query"),
+    (lambda: figures.blocks([[1.0, 2.0]], T=1, S=1), ValueError, "^blocks: m must be how many equal blocks S is cut"),
+    (
+        lambda: figures.path(POINTS, KEYS, WORDS, background=([0], [0], [[0.5]])),
+        ValueError,
+        r"^path: background must have at least two places along each axis, got background\[2\] \[1, 1\]\. A band",
+    ),
+    (lambda: figures.tiles([[1]], values=[[1.0]], shape=(0, 0)), ValueError, r"^tiles: shape\[0\] must be at least 1"),
+    (lambda: figures.training(RUN, WORDS, panels=[["q"]]), ValueError, "^training: panels must be names of what is"),
+    (lambda: figures.animate(RUN, WORDS, "x.gif", frames=[9]), ValueError, "^animate: frames must name frames of the"),
+    (lambda: figures.animate(RUN, WORDS, "x.gif", frames=[]), ValueError, "^animate: frames must .* of length 0 and F"),
+    (lambda: figures.animate(RUN, WORDS, "x.gif", seconds=0), ValueError, "^animate: seconds must be finite and more"),
     (
         lambda: figures.effects(KEYS, KEYS[:2]),
         ValueError,
@@ -463,6 +529,59 @@ REFUSED = [
 def test_refusals(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["$$", "a$ and $b^", "_the", "", "\t", "\ud800", "incomprehensibilities" * 20])
+def test_any_token_is_a_name_in_a_figure(name, tmp_path):
+    """What is no mathtext is drawn letter by letter, and a legend leaves out no key."""
+    words = [name, "river"]
+    drawn = {
+        "why": figures.why(np.eye(2), words),
+        "weights": figures.weights(np.eye(2), words, words),
+        "arcs": figures.arcs(np.eye(2), words, words),
+        "path": figures.path(POINTS, KEYS[:2], words, rays={name: [1, 0]}),
+        "training": figures.training(
+            {
+                "q": POINTS,
+                "k": KEYS[:2],
+                "weights": WEIGHTS[[0, 0, 1], :2],
+                "cos": {key: [0.0, 0.5, 1.0] for key in words},
+            },
+            words,
+        ),
+        "conserved": figures.conserved({name: (0.0, [0.0])}),
+    }
+    for figure in drawn.values():
+        (file,) = figures.save(figure, tmp_path / "a", ["svg"])
+        assert ET.parse(file).getroot().tag.endswith("svg")
+    shown = drawn["why"].axes[0].get_legend().get_texts()
+    assert len(shown) == 2
+    assert len(shown[0].get_text()) <= 48
+
+
+def test_a_name_between_dollars_is_mathtext():
+    assert _canvas.names("why", "labels", ["$k_1$", "$", "$$"], "S", 3) == ["$k_1$", "$", r"\$\$"]
+
+
+@pytest.mark.parametrize("length", [3, 30])
+def test_cells_keep_room_for_their_numbers_beside_long_names(length):
+    names = ["n" * length] * 2
+    figure = figures.weights(np.eye(2), names, names)
+    FigureCanvasAgg(figure).draw()
+    cell = figure.axes[0].get_window_extent().width / 2
+    assert max(text.get_window_extent().width for text in figure.axes[0].texts) < cell
+    assert figure.axes[0].get_tightbbox().x0 >= 0
+
+
+def test_no_number_of_a_figure_is_negative_zero():
+    shown = texts(figures.weights([[-1e-9, -0.0]], ["a"], ["b", "c"])) + texts(figures.why([[-1e-9, -1.0]], ["a"]))
+    assert shown == ["0.000", "0.000", "-1.000", "+0.000", "-1.000"]
+
+
+@pytest.mark.parametrize("measured", [[np.nan, np.nan], [0.0, np.nan], []], ids=["all NaN", "NaN", "none"])
+def test_what_is_not_a_number_is_not_said_to_be_conserved(measured):
+    (ax,) = figures.conserved({"a": (0.0, measured)}).axes
+    assert ax.get_title() == f"a: off by at most {'nan' if measured else '0.0e+00'}"
 
 
 def test_save_writes_both_files_and_the_same_bytes_again(tmp_path):

@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.cbook import is_math_text
 from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import FontProperties
@@ -25,7 +26,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from matplotlib.transforms import ScaledTranslation
 from PIL import Image
 
-from jattn import _errors
+from jattn import _errors, _picture_inputs
 
 COLOURS = ("#0072B2", "#C25500", "#007A5E", "#9A4C85", "#7A6A00", "#3A7CA5", "#000000")
 # One for each key in turn: after Okabe and Ito, dark enough for text on white. So some pairs are alike in grey or to
@@ -82,7 +83,7 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
       ...     [path.name for path in figures.save(figure, folder + "/bank")]
       ['bank.png', 'bank.svg']
     """
-    stem = Path(stem)
+    stem, kinds = Path(stem), _picture_inputs.several("save", "kinds", kinds)
     known = figure.canvas.get_supported_filetypes()
     for kind in kinds:
         if kind not in known:
@@ -132,6 +133,33 @@ def _with_palette(found: re.Match[bytes]) -> bytes:
     return base64.b64encode(file.getvalue())
 
 
+def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> list[str]:
+    """The names as they can be drawn: cut where very long, mathtext between two `$` unless it is none."""
+    return [drawable(x) for x in _picture_inputs.names(caller, name, given, axis, n)]
+
+
+def drawable(name: str) -> str:
+    """One such name."""
+    name = "\n".join(map(_picture_inputs.printable, name.split("\n")))
+    try:
+        is_plain = not is_math_text(name) or bool(width(name, 10))
+    except ValueError:
+        is_plain = False
+    cut = name if len(name) <= _CUT or is_math_text(name) else name[: _CUT - 1] + "…"
+    return cut if is_plain else cut.replace("$", r"\$")
+
+
+def more_than(inches: float, names: Sequence[str], size: float) -> float:
+    """By how many inches the longest name is wider than so many."""
+    return max(longest(names, points(size)) / 72 - inches, 0.0)
+
+
+def in_legend(name: str) -> str:
+    """A name that a legend shows: matplotlib leaves out those that are empty or begin with `_`."""
+    return f" {name}" if name[:1] in ("", "_") else name
+
+
+_CUT = 48  # a longer name is cut, with an ellipsis
 LEAST = 6.0
 """No text is smaller, in points: what journals ask for."""
 

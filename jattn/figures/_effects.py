@@ -58,7 +58,7 @@ def effects(
     L, H = x.shape
     if labels is None:
         labels = [f"{layer}.{head}" for layer, head in np.ndindex(L, H)]
-    labels = _picture_inputs.names(caller, "labels", labels, "L · H", L * H)
+    labels = _canvas.names(caller, "labels", labels, "L · H", L * H)
     given = ax is not None
     figure, ax = _canvas.axes(ax, (5.6, 4.8))
     ends = np.concatenate([x.ravel(), y.ravel(), [] if further is None else further.ravel()])
@@ -121,7 +121,7 @@ def effects(
 
 def _per_head(caller: str, name: str, x: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """[L, H] of [L, H] or [H], finite."""
-    if np.ndim(x) == 1:
+    if _picture_inputs.axes_of(x) == 1:
         x = np.asarray(x)[None]
     found = _picture_inputs.numbers(caller, name, x, (None, None), "[L, H] or [H]")
     if shape is not None and found.shape != shape:

@@ -69,7 +69,8 @@ def path(
       The figure drawn on.
 
     Raises:
-      ValueError: a shape does not fit, a number is not finite, a ray has no direction, or a mark names no point.
+      TypeError: `rays` or `marks` is no mapping, or `background` or `field` not such arrays. ValueError: a shape does
+        not fit, a number is not finite, a ray has no direction, or a mark names no point.
 
     Memory: as its inputs.
 
@@ -84,11 +85,11 @@ def path(
     """
     caller = "path"
     q = _picture_inputs.numbers(caller, "points", points, (None, 2), "[n, 2]")
-    moving = np.ndim(keys) == 3
+    moving = _picture_inputs.axes_of(keys) == 3
     shape, axes = ((len(q), None, 2), "[n, S, 2]") if moving else ((None, 2), "[S, 2]")
     ways = _picture_inputs.numbers(caller, "keys", keys, shape, axes)
     k = ways[-1] if moving and len(ways) else ways
-    labels = _picture_inputs.names(caller, "labels", labels, "S", ways.shape[-2])
+    labels = _canvas.names(caller, "labels", labels, "S", ways.shape[-2])
     if not len(q):
         _errors.fail(ValueError, caller, "points must have at least one row", "Give the start of the path.", points=q)
     pulls = (
@@ -107,7 +108,7 @@ def path(
         )
     if field is not None:
         _field(caller, ax, field)
-    _rays(caller, ax, rays or {}, box)
+    _rays(caller, ax, rays, box)
     if arrows is not None:
         start = np.broadcast_to(q[0], pulls.shape)
         ax.quiver(*start.T, *pulls.T, color=inks, width=0.007, headwidth=4, headlength=4, zorder=4, **_EXACT)
@@ -122,7 +123,7 @@ def path(
     for name, place, ink, above in zip(labels, k, inks, _heights(labels, k, box, ax), strict=True):
         if name and above is not None:
             _canvas.write(ax, name, place, above, ink, **crowd)
-    _marks(caller, ax, q, marks or {})
+    _marks(caller, ax, q, marks)
     if rays:
         ax.legend(loc="best", fontsize=_canvas.points(8), framealpha=0.9)
     return _canvas.titled(figure, ax, title)
@@ -159,8 +160,12 @@ def _extent(around: np.ndarray) -> tuple[float, float, float, float]:
 
 def _bands(caller: str, ax: Axes, background: Background) -> tuple[float, float, float, float]:
     """A weight at each place, in light bands; and the extent of the places."""
+    _together(caller, "background", background, "(x, y, values)", 3)
     x, y = (_picture_inputs.numbers(caller, f"background[{i}]", background[i], (None,), "[n]") for i in (0, 1))
     values = _picture_inputs.numbers(caller, "background[2]", background[2], (len(y), len(x)), "[ny, nx]")
+    if min(values.shape) < 2:
+        must, remedy = "background must have at least two places along each axis", "A band lies between places."
+        _errors.fail(ValueError, caller, must, remedy, **{"background[2]": values})
     bands = np.linspace(0, 1, 11)
     ax.contourf(x, y, values, bands, cmap="Greys_r" if _canvas.is_dark() else "Greys", vmin=0, vmax=2.2, zorder=0)
     inside = [level for level in bands if values.min() < level < values.max()]
@@ -172,7 +177,15 @@ def _bands(caller: str, ax: Axes, background: Background) -> tuple[float, float,
     return x[0], x[-1], y[0], y[-1]
 
 
+def _together(caller: str, name: str, given: Any, of: str, n: int) -> None:
+    """Refuses what is not so many arrays together."""
+    if not isinstance(given, (tuple, list)) or len(given) != n:
+        got = f"of length {len(given)}" if isinstance(given, (tuple, list)) else f"of type {type(given).__name__}"
+        _errors.fail(TypeError, caller, f"{name} must be {of}", "Give all of them, in this order.", **{name: got})
+
+
 def _field(caller: str, ax: Axes, field: Field) -> None:
+    _together(caller, "field", field, "(x, y, u, v)", 4)
     x, y = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (None,), "[n]") for i in (0, 1))
     u, v = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (len(y), len(x)), "[my, mx]") for i in (2, 3))
     apart = min([float(np.diff(z).min()) for z in (x, y) if len(z) > 1], default=1.0)
@@ -181,7 +194,8 @@ def _field(caller: str, ax: Axes, field: Field) -> None:
     ax.quiver(x, y, u, v, angles="xy", scale_units="xy", scale=length, minlength=0.4, **look)  # type: ignore[arg-type]
 
 
-def _rays(caller: str, ax: Axes, rays: Mapping[str, NumPyArrayLike], box: tuple[float, float, float, float]) -> None:
+def _rays(caller: str, ax: Axes, rays: Any, box: tuple[float, float, float, float]) -> None:
+    rays = _picture_inputs.mapping(caller, "rays", rays, "names to directions")
     styles = itertools.cycle((("#B8006F", "--"), (_canvas.pen(), ":"), ("#3A5FA0", "-.")))
     for (name, direction), (ink, dashes) in zip(rays.items(), styles, strict=False):
         ray = f"rays[{name!r}]"
@@ -189,15 +203,20 @@ def _rays(caller: str, ax: Axes, rays: Mapping[str, NumPyArrayLike], box: tuple[
         if not u.any():
             _errors.fail(ValueError, caller, "a ray must have a direction", "Leave it out.", **{ray: "of length 0"})
         far = u / np.abs(u).max() * 2 * max(abs(b) for b in box)
-        ax.plot([0, far[0]], [0, far[1]], ls=dashes, lw=1.6, color=ink, label=name)
+        ax.plot(
+            [0, far[0]], [0, far[1]], ls=dashes, lw=1.6, color=ink, label=_canvas.in_legend(_canvas.drawable(str(name)))
+        )
 
 
-def _marks(caller: str, ax: Axes, q: np.ndarray, marks: Mapping[int, str]) -> None:
-    for index, text in marks.items():
+def _marks(caller: str, ax: Axes, q: np.ndarray, marks: Any) -> None:
+    for index, text in _picture_inputs.mapping(caller, "marks", marks, "indices of points to texts").items():
+        if not isinstance(index, (int, np.integer)):
+            got = {"marks": f"with an index of type {type(index).__name__}"}
+            _errors.fail(TypeError, caller, "marks must map indices of points to texts", "Pass whole numbers.", **got)
         if not -len(q) <= index < len(q):
             _errors.fail(
                 ValueError, caller, "a mark must name a point", "Marks are indices.", marks=str(index), points=q
             )
         ax.plot(*q[index], marker="o", ms=5, mfc=_canvas.paper(), mec=_canvas.pen(), zorder=6)
         if text:
-            _canvas.write(ax, text, q[index], -14, _canvas.pen())
+            _canvas.write(ax, str(text), q[index], -14, _canvas.pen())

@@ -51,13 +51,13 @@ def why(
     """
     x = _picture_inputs.numbers("why", "pulls", pulls, (None, None), "[S, D]")
     S, D = x.shape
-    labels = _picture_inputs.names("why", "labels", labels, "S", S)
+    labels = _canvas.names("why", "labels", labels, "S", S)
     across = [str(d + 1) for d in range(D)] if dimensions is None else dimensions
-    across = _picture_inputs.names("why", "dimensions", across, "D", D)
+    across = _canvas.names("why", "dimensions", across, "D", D)
     ends = x.sum(0) if total is None else _picture_inputs.numbers("why", "total", total, (D,), "[D]")
     x, labels = _canvas.strongest(x, labels)
     given = ax is not None
-    figure, ax = _canvas.axes(ax, (3.4 + 0.9 * min(D, 12), 4.0))
+    figure, ax = _canvas.axes(ax, (3.4 + 0.9 * min(D, 12) + _canvas.more_than(1.2, labels, 9), 4.0))
     unit = _canvas.extent(ax)[0] / max(D + 0.5, 1) if given else 0.9 * 72  # of one dimension, in points
     fits = min(9.0, 0.55 * unit / _canvas.width("+0.000", 1.0) * 10 / matplotlib.rcParams["font.size"])
     legible = _canvas.points(fits) <= fits * matplotlib.rcParams["font.size"] / 10  # not below the least
@@ -68,19 +68,19 @@ def why(
         base = np.where(pull >= 0, above, below)
         colour = _canvas.colour(s)
         ax.bar(
-            range(D), pull, 0.62, bottom=base, color=colour, alpha=0.85, label=label, ec=_canvas.paper(), lw=0.8,
-            hatch=hatches[s % len(hatches)],
+            range(D), pull, 0.62, bottom=base, color=colour, alpha=0.85, label=_canvas.in_legend(label),
+            ec=_canvas.paper(), lw=0.8, hatch=hatches[s % len(hatches)],
         )  # fmt: skip
         for d in range(D):
             if abs(pull[d]) > 0.15 * most and D <= 8 and legible and unit >= 48:
-                _canvas.write(ax, f"{pull[d]:+.3f}", (d, base[d] + pull[d] / 2), -3, _canvas.pen(), fits)
+                _canvas.write(ax, f"{pull[d]:+z.3f}", (d, base[d] + pull[d] / 2), -3, _canvas.pen(), fits)
         above, below = above + np.maximum(pull, 0), below + np.minimum(pull, 0)
     ax.axhline(0, color=matplotlib.rcParams["axes.edgecolor"], lw=0.8)
     for d, end in enumerate(ends):
         ax.plot([d - 0.42, d + 0.42], [end, end], color=_canvas.pen(), lw=2.2, solid_capstyle="butt", zorder=6)
     for d, end in enumerate(ends):
         if D <= 12 and legible:
-            _canvas.write(ax, f"{end:+.3f}", (d + 0.44, end), -3, _canvas.pen(), fits, ha="left", weight="bold")
+            _canvas.write(ax, f"{end:+z.3f}", (d + 0.44, end), -3, _canvas.pen(), fits, ha="left", weight="bold")
     need = _canvas.longest(across, _canvas.points(8)) + 3 if given else 0
     _canvas.name_ticks(ax.xaxis, range(D), across, need)
     ax.set_xlim(-0.6, D - 0.1)
@@ -92,7 +92,7 @@ def why(
     _canvas.bare(ax)
     if given and _canvas.is_narrow(ax):
         _canvas.legend_below(ax, labels, "the pull of")
-    else:
+    elif labels:
         beside: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
         ax.legend(fontsize=_canvas.points(9), title="the pull of", **beside)
     return _canvas.titled(figure, ax, title)
@@ -142,12 +142,13 @@ def conserved(
         panel.plot(
             at[::every], measured[::every], "o", ms=4, mfc="none", mec="#0072B2", label="measured", clip_on=False
         )
-        off = float(np.nanmax(abs(predicted - measured), initial=0))
-        low, high = np.nanmin([predicted, measured]), np.nanmax([predicted, measured])
+        off = float(np.max(abs(predicted - measured), initial=0))  # NaN is not conserved, and said
+        seen = np.array([0.0, *(x for x in (*predicted, *measured) if np.isfinite(x))][1:] or [0.0])
+        low, high = seen.min(), seen.max()
         least = 1e-6 * max(1.0, abs(low), abs(high))  # rounding is not drawn as if it were a movement
         if high - low < least:
             panel.set_ylim((low + high - least) / 2, (low + high + least) / 2)
-        panel.set_title(f"{name}: off by at most {off:.1e}", fontsize=_canvas.points(9))
+        panel.set_title(f"{_canvas.drawable(name)}: off by at most {off:.1e}", fontsize=_canvas.points(9))
         panel.set_xlabel("step", fontsize=_canvas.points(8))
         _canvas.bare(panel)
     if len(grid):

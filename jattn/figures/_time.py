@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from matplotlib import animation
@@ -64,13 +64,15 @@ def training(
       ['weights', 'q', 'loss']
     """
     r = _picture_inputs.run("training", run)
-    labels = _picture_inputs.names("training", "labels", labels, "S", r.weights.shape[1])
+    labels = _canvas.names("training", "labels", labels, "S", r.weights.shape[1])
     weights, names = _canvas.strongest(r.weights.T, labels)
     shown = {"weights": list(zip(names, weights, strict=True))}  # two keys may have one name
     if r.q.shape[1] <= 8:
         shown["q"] = [(f"q{d + 1}", x) for d, x in enumerate(r.q.T)]
-    shown |= {panel: list(lines.items()) for panel, lines in r.series.items()}
+    for panel, lines in r.series.items():
+        shown[panel] = [(_canvas.drawable(name), y) for name, y in lines.items()]
     if panels is not None:
+        panels = [str(asked) for asked in _picture_inputs.several("training", "panels", panels)]
         for asked in panels:
             if asked not in shown:
                 remedy = f"There are {', '.join(shown)}."
@@ -130,7 +132,8 @@ def animate(
       The file written, whole or not at all.
 
     Raises:
-      ValueError: D is not 2, the file has another ending, or ffmpeg is not installed. TypeError: as for `training`.
+      ValueError: D is not 2, `frames` names none of the run, `seconds` is not more than 0, the file has another
+        ending, or ffmpeg is not installed. TypeError: as for `training`.
 
     Memory: one frame, and for a GIF all of them (8 bits a pixel).
 
@@ -145,26 +148,38 @@ def animate(
       'way.gif'
     """
     r, file = _picture_inputs.run("animate", run), Path(file)
-    labels = _picture_inputs.names("animate", "labels", labels, "S", r.weights.shape[1])
+    labels = _canvas.names("animate", "labels", labels, "S", r.weights.shape[1])
     if r.q.shape[1] != 2:
         _errors.fail(
             ValueError, "animate", "run.q must be [F, 2]", "Project q and k to a plane first.", **{"run.q": r.q}
         )
-    shown = range(len(r.q)) if frames is None else frames
-    writer = _writer(file, max(round(len(shown) / seconds), 1))
+    shown = _frames(frames, len(r.q))
+    writer = _writer(file, max(round(len(shown) / _picture_inputs.amount("animate", "seconds", seconds, above=0)), 1))
     if figure is None:
         figure = Figure(figsize=(8.6, 3.9), layout="constrained")
     root = figure.get_figure(root=True)
     assert root is not None
+    _frame(figure, r, labels, shown[0], title, plane)  # a writer that closes without a frame would hide a refusal
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
         unfinished = Path(folder) / f"new{file.suffix}"
         with writer.saving(root, str(unfinished), dpi=100):
             for f in shown:
-                _frame(figure, r, labels, int(f), title, plane)
+                _frame(figure, r, labels, f, title, plane)
                 writer.grab_frame()
         os.replace(unfinished, file)
     return file
+
+
+def _frames(frames: Any, F: int) -> Sequence[int]:
+    """The numbers of the frames that a film shows, at least one."""
+    given = range(F) if frames is None else _picture_inputs.several("animate", "frames", frames)
+    shown = [_errors.count("animate", "frames", f) for f in given]
+    for f in shown or [F]:
+        if f >= F:
+            got = {"frames": str(f) if shown else "of length 0", "F": str(F)}
+            _errors.fail(ValueError, "animate", "frames must name frames of the run", "Count from 0.", **got)
+    return shown
 
 
 def _writer(file: Path, fps: int) -> animation.AbstractMovieWriter:
@@ -200,7 +215,7 @@ def _frame(
         within = w > 0.7
         ink, side = (_canvas.ink(to_rgb(colours[s])), "right") if within else (_canvas.pen(), "left")
         row.text(
-            w + (-0.03 if within else 0.03), s, f"{w:.3f}", va="center", ha=side, fontsize=_canvas.points(9), color=ink
+            w + (-0.03 if within else 0.03), s, f"{w:z.3f}", va="center", ha=side, fontsize=_canvas.points(9), color=ink
         )
     row.set_yticks(range(len(labels)), labels)
     row.set_xlim(0, 1)

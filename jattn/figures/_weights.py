@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from jattn import _picture_inputs
+from jattn import _errors, _picture_inputs
 from jattn._types import NumPyArrayLike
 from jattn.figures import _canvas
 
@@ -56,11 +56,13 @@ def weights(
       ['0.490', '0.280', '0.240']
     """
     x = _picture_inputs.numbers("weights", "weights", weights, (None, None), "[T, S]")
-    rows = _picture_inputs.names("weights", "rows", rows, "T", len(x))
-    columns = _picture_inputs.names("weights", "columns", columns, "S", x.shape[1])
+    rows = _canvas.names("weights", "rows", rows, "T", len(x))
+    columns = _canvas.names("weights", "columns", columns, "S", x.shape[1])
     given, few, crowd = ax is not None, x.shape[1] <= 12, x.size > _LEGIBLE
     wide, high = (0.18, 0.18) if crowd else (0.8, 0.5) if few else (0.5, 0.36)
-    whole = (1.4 + wide * x.shape[1] + 0.8 * entropy, 0.9 + high * len(x))
+    upright = max(map(len, columns), default=0) * 0.09 > wide
+    whole = (1.4 + wide * x.shape[1] + 0.8 * entropy + _canvas.more_than(1.2, rows, 10),
+             0.9 + high * len(x) + upright * _canvas.more_than(0.8, columns, 10))  # fmt: skip
     figure, ax = _canvas.axes(ax, (min(whole[0], _LARGEST), min(whole[1], _LARGEST)) if crowd else whole)
     usual = matplotlib.rcParams["font.size"]
     letters = usual
@@ -82,11 +84,11 @@ def weights(
         for (t, s), w in np.ndenumerate(x):
             ink = _canvas.ink(colours(scale(w)))
             number = min(_canvas.points(size), fits)
-            ax.text(s, t, f"{w:.{digits}f}", ha="center", va="center", color=ink, fontsize=number)
+            ax.text(s, t, f"{w:z.{digits}f}", ha="center", va="center", color=ink, fontsize=number)
     elif picture is not None:
         figure.colorbar(picture, ax=ax, label="weight", shrink=0.8)
     broad = _canvas.longest(columns, letters)
-    long = broad + 3 > 72 * wide if given else max(map(len, columns), default=0) * 0.09 > wide
+    long = broad + 3 > 72 * wide if given else upright
     line = 1.25 * letters if given or crowd else 0.0
     ax.tick_params(axis="x", rotation=90 if long else 0)
     _canvas.name_ticks(ax.xaxis, range(x.shape[1]), columns, line if long or not line else broad + 3)
@@ -116,7 +118,7 @@ def heads(weights: NumPyArrayLike, *, ax: Axes | None = None, title: str | None 
       The figure drawn on. The image holds NaN, which is drawn as paper, between the heads.
 
     Raises:
-      ValueError: `weights` has other axes.
+      ValueError: `weights` has other axes, or one of length 0.
 
     Memory: as `weights`, a few times.
 
@@ -130,6 +132,9 @@ def heads(weights: NumPyArrayLike, *, ax: Axes | None = None, title: str | None 
       ['layer 0', 'layer 1']
     """
     x = _picture_inputs.four("heads", weights)
+    if not x.size:
+        must = "weights must have at least one head, query and key"
+        _errors.fail(ValueError, "heads", must, "Draw nothing instead.", weights=x)
     L, H, T, S = x.shape
     gap = max(1, round(0.12 * max(T, S)))
     mosaic = np.full((L * (T + gap) - gap, H * (S + gap) - gap), np.nan)
@@ -191,15 +196,15 @@ def arcs(
       ['bank', 'river', 'the', '0.90']
     """
     x = _picture_inputs.numbers("arcs", "weights", weights, (None, None), "[T, S]")
-    rows = _picture_inputs.names("arcs", "rows", rows, "T", len(x))
-    columns = _picture_inputs.names("arcs", "columns", columns, "S", x.shape[1])
-    n = max(len(x), x.shape[1], 1)
-    given = ax is not None
-    figure, ax = _canvas.axes(ax, (5.6, min(0.9 + 0.3 * n, _LARGEST)))
+    rows = _canvas.names("arcs", "rows", rows, "T", len(x))
+    columns = _canvas.names("arcs", "columns", columns, "S", x.shape[1])
+    n, least = max(len(x), x.shape[1], 1), _picture_inputs.amount("arcs", "least", least)
+    wide = 5.6 + _canvas.more_than(1.2, rows, 9) + _canvas.more_than(1.2, columns, 9)
+    figure, ax = _canvas.axes(ax, (wide, min(0.9 + 0.3 * n, _LARGEST)))
     (across, down), usual = _canvas.extent(ax), matplotlib.rcParams["font.size"]
     letters = max(_canvas.LEAST, min(_canvas.points(9), down / n / 1.2))
     every = math.ceil(1.2 * letters * n / down)
-    beside = max(_canvas.longest(rows, letters), _canvas.longest(columns, letters)) / across if given else 0.0
+    beside = max(_canvas.longest(rows, letters), _canvas.longest(columns, letters)) / across
     beside = max(0.45, beside / max(1 - 2 * beside, 0.2) + 0.04)  # of the width between the names
     for side, names, align in ((0.0, rows, "right"), (1.0, columns, "left")):
         for i, name in list(enumerate(names))[::every]:
