@@ -546,6 +546,7 @@ def test_any_token_is_a_name_in_a_figure(name, tmp_path):
                 "k": KEYS[:2],
                 "weights": WEIGHTS[[0, 0, 1], :2],
                 "cos": {key: [0.0, 0.5, 1.0] for key in words},
+                name: [0.0, 0.5, 1.0],
             },
             words,
         ),

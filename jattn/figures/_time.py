@@ -69,8 +69,7 @@ def training(
     shown = {"weights": list(zip(names, weights, strict=True))}  # two keys may have one name
     if r.q.shape[1] <= 8:
         shown["q"] = [(f"q{d + 1}", x) for d, x in enumerate(r.q.T)]
-    for panel, lines in r.series.items():
-        shown[panel] = [(_canvas.drawable(name), y) for name, y in lines.items()]
+    shown |= {panel: [(_canvas.drawable(name), y) for name, y in of.items()] for panel, of in r.series.items()}
     if panels is not None:
         panels = [str(asked) for asked in _picture_inputs.several("training", "panels", panels)]
         for asked in panels:
@@ -94,7 +93,8 @@ def training(
         if len(lines) > 1 and len(lines) <= 9:
             _canvas.direct_labels(axes, [name for name, _ in lines], [y[-1] for _, y in lines], colours)
         alone = "" if len(lines) > 1 or lines[0][0] == panel else f": {lines[0][0]}"
-        axes.set_title(_SHOWN.get(panel, panel.replace("_", " ")) + alone, fontsize=_canvas.points(10))
+        called = _SHOWN.get(panel, _canvas.drawable(panel.replace("_", " ")))
+        axes.set_title(called + alone, fontsize=_canvas.points(10))
         axes.set_xlabel("1 + step" if log else "step", fontsize=_canvas.points(8))
         _canvas.bare(axes)
     if title and ax is not None:
