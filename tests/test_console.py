@@ -152,6 +152,8 @@ def test_a_label_stays_on_its_line_and_controls_no_terminal(tmp_path):
         assert "a\\nb" in page
         assert "\x1b" not in page
     assert [len(line) for line in text(table).splitlines()[2:5]] == [len(text(table).splitlines()[0])] * 3
+    titled = console.heatmap([[1.0]], "a", "b", title="of \x1b and \ud800")
+    assert ET.fromstring(console.save(titled, tmp_path / "a.svg", title="\x00").read_bytes()).tag.endswith("svg")
     assert ET.fromstring(console.save(table, tmp_path / "a.svg").read_bytes()).tag.endswith("svg")
 
 

@@ -539,7 +539,7 @@ def test_any_token_is_a_name_in_a_figure(name, tmp_path):
         "why": figures.why(np.eye(2), words),
         "weights": figures.weights(np.eye(2), words, words),
         "arcs": figures.arcs(np.eye(2), words, words),
-        "path": figures.path(POINTS, KEYS[:2], words, rays={name: [1, 0]}),
+        "path": figures.path(POINTS, KEYS[:2], words, rays={name: [1, 0]}, marks={0: name}),
         "training": figures.training(
             {
                 "q": POINTS,

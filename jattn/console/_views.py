@@ -18,6 +18,7 @@ from jattn.masks import EMPTY, FULL, PARTIAL
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ARROWS = "→↗↑↖←↙↓↘"
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # no characters of a file
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PLUS, _MINUS, _GOOD, _BAD = "#a8460b", "#2566ac", "green", "red"
 
@@ -357,7 +358,7 @@ def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str
     file, width = Path(file), _errors.count("save", "width", width, least=1)
     if file.suffix not in (".svg", ".html"):
         _errors.fail(ValueError, "save", "file must end in .svg or .html", "Name one of them.", file=file.name)
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+    with open(os.devnull, "w", encoding="utf-8", errors="replace") as nowhere:
         paper = Console(width=width, record=True, file=nowhere, force_terminal=True, color_system="truecolor")
         paper.print(renderable)
     if file.suffix == ".html":
@@ -365,6 +366,7 @@ def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str
     else:  # rich's own frame asks a server for its font: the reader's monospace will do
         text = re.sub(r"@font-face \{.*?\}", "", paper.export_svg(title=title, unique_id="jattn"), flags=re.DOTALL)
         text = text.replace("Fira Code, monospace", "'Fira Code', 'DejaVu Sans Mono', Menlo, Consolas, monospace")
+    text = _NO_XML.sub("\ufffd", text)
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
         unfinished = Path(folder) / "new"

@@ -219,4 +219,4 @@ def _marks(caller: str, ax: Axes, q: np.ndarray, marks: Any) -> None:
             )
         ax.plot(*q[index], marker="o", ms=5, mfc=_canvas.paper(), mec=_canvas.pen(), zorder=6)
         if text:
-            _canvas.write(ax, str(text), q[index], -14, _canvas.pen())
+            _canvas.write(ax, _canvas.drawable(str(text)), q[index], -14, _canvas.pen())
