@@ -174,7 +174,7 @@ def test_what_is_not_finite_is_written_without_a_colour():
 
 
 def test_numbers_have_no_negative_zero_and_no_endless_digits():
-    page = text(console.ranked([[-1e-9, -0.0]], ["a"], ["b", "c"])) + text(
+    page = text(console.ranked([[-1e-9, 1.0000001]], ["a"], ["b", "c"])) + text(
         console.vectors(["a"], [[-1e-9, 1.23456e9, -2.0]])
     )
     assert "-0.000" not in page
@@ -227,6 +227,8 @@ def test_other_kinds_of_numbers_and_nothing_at_all():
          r"places, got places of type list\. Pass a mapping, or None\.$"),
         (lambda: console.arrows([0], [0], [[1]], [[1]], places={str(n): [0, 0] for n in range(27)}), ValueError,
          r"^arrows: places must be at most 26, and none of an empty grid, got places of length 27 and u \[1, 1\]\."),
+        (lambda: console.arrows([0], [1, 0], [[1], [1]], [[1], [1]]), ValueError,
+         r"^arrows: y must increase, got y in another order\. Turn u and v with it\.$"),
         (lambda: console.arrows([], [], np.zeros((0, 0)), np.zeros((0, 0)), places={"q": [0, 0]}), ValueError,
          "^arrows: places must be at most 26, and none of an empty grid"),
         (lambda: console.arrows([0], [0], [[1, 2]], [[1]]), ValueError, r"^arrows: u must have the shape \[ny, nx\]"),

@@ -574,9 +574,33 @@ def test_cells_keep_room_for_their_numbers_beside_long_names(length):
     assert figure.axes[0].get_tightbbox().x0 >= 0
 
 
+def test_a_measured_total_lies_within_the_axes():
+    low, high = figures.why([[0.1, -0.1]], ["a"], total=[3.0, -3.0]).axes[0].get_ylim()
+    assert low < -3 < 3 < high
+
+
+def test_a_field_points_the_same_way_in_whatever_order_its_places_are_given():
+    x, y, u = [0.0, 1.0], np.array([0.0, 1.0]), np.array([[1.0, 2.0], [3.0, 4.0]])
+    for given in ((x, y, u, u), (x, y[::-1], u[::-1], u[::-1])):
+        figure = figures.path(POINTS, KEYS, WORDS, field=given)
+        (arrows,) = [made for made in figure.axes[0].collections if isinstance(made, Quiver)]
+        assert arrows.scale > 0
+
+
+@pytest.mark.parametrize("step", [0, 10**9])
+def test_a_run_of_one_frame_is_a_dot(step):
+    run = {"q": POINTS[:1], "k": KEYS, "weights": np.full((1, 3), 1 / 3), "steps": [step]}
+    ax = figures.training(run, WORDS).axes[0]
+    assert all(line.get_marker() == "o" for line in ax.lines)
+    assert ax.get_xlim()[0] < ax.get_xlim()[1]
+
+
 def test_no_number_of_a_figure_is_negative_zero():
     shown = texts(figures.weights([[-1e-9, -0.0]], ["a"], ["b", "c"])) + texts(figures.why([[-1e-9, -1.0]], ["a"]))
     assert shown == ["0.000", "0.000", "-1.000", "+0.000", "-1.000"]
+    side = figures.weights([[1.0000001]], ["a"], ["b"], entropy=True).axes[0].child_axes[0]
+    side.figure.canvas.draw()
+    assert [label.get_text() for label in side.get_yticklabels()] == ["0.000"]
 
 
 @pytest.mark.parametrize("measured", [[np.nan, np.nan], [0.0, np.nan], []], ids=["all NaN", "NaN", "none"])

@@ -589,6 +589,7 @@ REFUSED = [
     (lambda: page.run(ARRAYS, NAMES, target=0, rays=[1]), TypeError, "run: rays must map names to directions, got rays of type list. Pass a mapping, or None."),
     (lambda: page.run(ARRAYS, NAMES, target=0, rays={"a": [[1.0], [1.0, 2.0]]}), TypeError, "run: rays['a'] must be an array of numbers [D], got rays['a'] of type list. Pass real numbers, in one shape throughout."),
     (lambda: page.run(ARRAYS | {"k": [[1.0], [1.0, 2.0]]}, NAMES, target=0), TypeError, "run: run.k must be an array of numbers [F, S, D], got run.k of type list. Pass real numbers, in one shape throughout."),
+    (lambda: page.run(ARRAYS, NAMES, target=0, conserved={"a": (0.0, [0.0])}), ValueError, "run: conserved['a'][1] must have the shape [F], got conserved['a'][1] [1]. Here that is [2]: draw one head and two dimensions at a time."),
     (lambda: page.run(ARRAYS, NAMES, target=0, scale="1"), TypeError, "run: scale must be one number, got scale of type str. Pass a Python float."),
     (lambda: page.weights([[1.0]], ["a"], ["b"], scale=[1.0, 2.0]), TypeError, "weights: scale must be one number, got scale [2]. Pass a Python float."),
     (lambda: page.weights([[1.0]], ["a"], ["b"], scale=np.nan), ValueError, "weights: scale must be finite, got scale nan. Pass a Python float."),

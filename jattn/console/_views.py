@@ -67,7 +67,7 @@ def ranked(
     for layer, head, t, s in zip(*np.unravel_index(order, x.shape), strict=True):
         row = x[layer, head, t]
         line = [f"{layer}.{head}", _grid.cut(rows[t], room), _grid.cut(columns[s], room), f"{row[s]:z.3f}"]
-        lines.append(line if narrow else [*line, f"{float(_picture_inputs.entropy(row)):.3f}"])
+        lines.append(line if narrow else [*line, f"{float(_picture_inputs.entropy(row)):z.3f}"])
     heads = ["head", "query", "key", "weight", "entropy"]
     return _grid.titled(title, _grid.plain(heads[:4] if narrow else heads, lines, left=3))
 
@@ -96,8 +96,8 @@ def arrows(
       A rich Group, 2 nx columns wide. Below it stand the places and the longest arrow.
 
     Raises:
-      TypeError: `places` is no mapping. ValueError: a shape does not fit, a number is not finite, or there are more
-        than 26 places.
+      TypeError: `places` is no mapping. ValueError: a shape does not fit, a number is not finite, `x` or `y` does
+        not increase, or there are more than 26 places.
 
     Example:
       >>> from rich.console import Console
@@ -112,6 +112,10 @@ def arrows(
     u, v = (
         _picture_inputs.numbers("arrows", name, z, (len(y), len(x)), "[ny, nx]") for name, z in (("u", u), ("v", v))
     )
+    for name, z in (("x", x), ("y", y)):
+        if (np.diff(z) <= 0).any():
+            got = {name: "in another order"}
+            _errors.fail(ValueError, "arrows", f"{name} must increase", "Turn u and v with it.", **got)
     size = np.hypot(u, v)
     longest = float(size.max(initial=0))
     turn = np.round(np.arctan2(v, u) / (np.pi / 4)).astype(int) % 8

@@ -188,7 +188,7 @@ def _field(caller: str, ax: Axes, field: Field) -> None:
     _together(caller, "field", field, "(x, y, u, v)", 4)
     x, y = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (None,), "[n]") for i in (0, 1))
     u, v = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (len(y), len(x)), "[my, mx]") for i in (2, 3))
-    apart = min([float(np.diff(z).min()) for z in (x, y) if len(z) > 1], default=1.0)
+    apart = min([float(abs(np.diff(z)).min()) for z in (x, y) if len(z) > 1], default=1.0)
     length = max(float(np.hypot(u, v).max(initial=0)), 1e-300) / apart
     look = {"color": "#8A3B00", "alpha": 0.75, "width": 0.003, "headwidth": 5, "zorder": 2, "pivot": "mid"}
     ax.quiver(x, y, u, v, angles="xy", scale_units="xy", scale=length, minlength=0.4, **look)  # type: ignore[arg-type]

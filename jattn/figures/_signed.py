@@ -85,7 +85,8 @@ def why(
     _canvas.name_ticks(ax.xaxis, range(D), across, need)
     ax.set_xlim(-0.6, D - 0.1)
     ax.set_ylim(
-        min(below.min(initial=0), ends.min(initial=0)) - 0.12 * most, max(above.max(initial=0), 0) + 0.12 * most
+        min(below.min(initial=0), ends.min(initial=0)) - 0.12 * most,
+        max(above.max(initial=0), ends.max(initial=0)) + 0.12 * most,
     )
     ax.set_xlabel("dimension of q (line: the sum, −dL/dq)", fontsize=_canvas.points(9))
     ax.set_ylabel("pull on q", fontsize=_canvas.points(9))

@@ -81,13 +81,14 @@ def training(
         shown = {asked: shown[asked] for asked in panels}
     root, grid = _canvas.panels("training", ax, figure, len(shown), 3, (3.7, 2.2))
     at = r.steps + 1 if log else r.steps
+    dot: dict[str, Any] = {"marker": "o", "clip_on": False} if len(at) == 1 else {}  # a line through one point is none
     for axes, (panel, lines) in zip(grid, shown.items(), strict=True):
         colours = [_canvas.colour(i) for i in range(len(lines))]
         for i, (name, y) in enumerate(lines):
-            axes.plot(at, y, color=colours[i], ls=_canvas.DASHES[i % len(_canvas.DASHES)], lw=1.6, label=name)
+            axes.plot(at, y, color=colours[i], ls=_canvas.DASHES[i % len(_canvas.DASHES)], lw=1.6, label=name, **dot)
         if log:
             axes.set_xscale("log")
-        axes.set_xlim(at[0], max(at[-1], at[0] + 1e-9))
+        axes.set_xlim(at[0], max(at[-1], at[0] + 1e-9 * max(abs(at[0]), 1)))
         if panel == "weights":
             axes.set_ylim(-0.02, 1.02)
         if len(lines) > 1 and len(lines) <= 9:

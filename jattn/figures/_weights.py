@@ -99,7 +99,7 @@ def weights(
     ax.spines[:].set_visible(False)
     if entropy and len(x):
         side = ax.secondary_yaxis("right")
-        _canvas.name_ticks(side.yaxis, range(len(x)), [f"{h:.3f}" for h in _picture_inputs.entropy(x)], line)
+        _canvas.name_ticks(side.yaxis, range(len(x)), [f"{h:z.3f}" for h in _picture_inputs.entropy(x)], line)
         side.tick_params(length=0, **({"labelsize": letters} if given else {}))
         side.spines[:].set_visible(False)
         side.set_ylabel("entropy [nats]", fontsize=_canvas.points(9))

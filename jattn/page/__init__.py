@@ -196,6 +196,7 @@ def run(
     for name, (predicted, measured) in (
         {} if conserved is None else _picture_inputs.pairs(caller, "conserved", conserved)
     ).items():
+        _picture_inputs.numbers(caller, f"conserved[{name!r}][1]", measured, (F,), "[F]", finite=False)
         held["conserved"][name] = {"predicted": predicted, "measured": measured}
     points, held["principal"] = np.concatenate([r.q, r.k.reshape(-1, D)]), plane is None and D != 2
     if plane is not None:
