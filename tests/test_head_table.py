@@ -109,6 +109,7 @@ def test_of_a_pair_the_heads_are_listed_that_attend_it_most(view):
     (lambda: page.head_table({"a": [1.0], "b": [2.0]}, across="ab"), TypeError, "^head_table: across must be a list"),
     (lambda: page.head_table({"a": [1.0]}, across=3), TypeError, "^head_table: across must be a list, got .* type int"),
     (lambda: page.head_table({"a": [[1.0], [1.0, 2.0]]}), TypeError, r"^head_table: columns\['a'\] must be an array"),
+    (lambda: page.head_table({"a": np.zeros((0, 3))}), ValueError, r"^head_table: columns must hold at least one head"),
     (lambda: page.html("two", *2 * [page.head_table({"a": [1.0]})]), ValueError, "html: a page shows head_table once"),
 ])  # fmt: skip
 def test_refusals(call, error, message):

@@ -584,6 +584,22 @@ def test_what_is_not_a_number_is_not_said_to_be_conserved(visit, folder):
     assert view.locator("tr", has_text="lost").locator("td").nth(2).text_content() == "NaN"
 
 
+def test_a_run_that_left_what_is_finite_is_drawn_as_far_as_it_is(visit, folder):
+    """No picture holds NaN, no ring stands where no query is, and the arrows before are drawn and not said to be 0."""
+    q, k = FROZEN["q"][:4].copy(), RUN["k"][:4].copy()
+    q[2], q[3], k[3] = np.inf, np.nan, np.nan
+    weights = np.where(np.isfinite(q[:, :1]), FROZEN["weights"][:4], np.nan)
+    page.write(folder / "lost.html", "Lost", page.run({"q": q, "k": k, "weights": weights}, LABELS, target=TARGET))
+    view = visit("lost.html")
+    whole = "[...document.querySelectorAll('svg *')].every(x => [...x.attributes].every(a => !/NaN|Infinity/.test(a.value)))"
+    for frame, rings in enumerate((1, 1, 0, 0)):
+        view.locator("#frame").fill(str(frame))
+        until(view, f"document.querySelectorAll('.handle').length === {rings}")
+        assert view.evaluate(whole)
+        assert "0 all along" not in view.locator("main").text_content()
+    assert view.seen == []
+
+
 NAMES = ["a", "b", "c"]
 REFUSED = [
     (lambda: page.run(ARRAYS, NAMES, target=0, rays=[1]), TypeError, "run: rays must map names to directions, got rays of type list. Pass a mapping, or None."),

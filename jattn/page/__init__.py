@@ -161,7 +161,7 @@ def run(
       optimiser: see `loss`.
 
     Returns:
-      A part for `html` or `write`.
+      A part for `html` or `write`. What is not finite is left out of its pictures, and conserved by nothing.
 
     Raises:
       TypeError, ValueError: a field is missing, a shape does not fit, or only one of `values` and `goal` is given.

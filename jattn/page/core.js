@@ -39,6 +39,7 @@ const vector = (x, n = 3) => "(" + (x.length > 4 ? [...x.slice(0, 3).map((y) => 
 const grouped = (x) => (Number.isInteger(x) ? x.toLocaleString("en") : digits(x));
 
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+const there = (points) => points.filter((p) => p.every(Number.isFinite)); // a run may have left what is finite
 const length = (a) => Math.sqrt(dot(a, a));
 const add = (a, b, times = 1) => a.map((x, i) => x + times * b[i]);
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);

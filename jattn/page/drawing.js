@@ -59,7 +59,7 @@ function marks(drawing, labels, places, W) {
 
 function arrow(drawing, a, b, ink, width) {
   const [dx, dy] = [b[0] - a[0], b[1] - a[1]], size = Math.hypot(dx, dy);
-  if (!(size > 0.8)) return;
+  if (!(size > 0.8 && size < Infinity)) return;
   const [u, v] = [dx / size, dy / size], head = Math.min(4.2 * width, size * 0.7), neck = [b[0] - u * head, b[1] - v * head];
   drawing.append(svg("line", { x1: a[0], y1: a[1], x2: neck[0], y2: neck[1], stroke: ink, "stroke-width": width }),
     svg("polygon", { points: `${b} ${neck[0] + v * head * 0.5},${neck[1] - u * head * 0.5} ${neck[0] - v * head * 0.5},${neck[1] + u * head * 0.5}`, fill: ink }));

@@ -66,14 +66,14 @@ function plane(host, { changed }) {
     render();
   }
   function near(path = false) {
-    const all = [...keys(), ...(path ? run.q.slice(0, frame + 1) : [])].map(flat).filter((p) => p.every(Number.isFinite)), whole = extent(), low = [0, 1].map((i) => Math.min(...all.map((p) => p[i]))), high = [0, 1].map((i) => Math.max(...all.map((p) => p[i])));
+    const all = there([...keys(), ...(path ? run.q.slice(0, frame + 1) : [])].map(flat)), whole = extent(), low = [0, 1].map((i) => Math.min(...all.map((p) => p[i]))), high = [0, 1].map((i) => Math.max(...all.map((p) => p[i])));
     middle = [0, 1].map((i) => (low[i] + high[i]) / 2);
     zoom = whole.span / Math.max((high[0] - low[0]) * 1.9, (high[1] - low[1]) * 2.6, whole.span * 1e-6);
     backdrop = "";
     render();
   }
   function extent() {
-    const all = [[0, 0], ...run.q.map(flat), ...(run.frozen ? run.k : run.k.flat()).map(flat)].filter((p) => p.every(Number.isFinite));
+    const all = there([[0, 0], ...run.q.map(flat), ...(run.frozen ? run.k : run.k.flat()).map(flat)]);
     const low = [0, 1].map((i) => Math.min(...all.map((p) => p[i]))), high = [0, 1].map((i) => Math.max(...all.map((p) => p[i])));
     const span = Math.max(high[0] - low[0], (high[1] - low[1]) * 1.45, 1e-9) * 1.22;
     return { centre: [0, 1].map((i) => (low[i] + high[i]) / 2), span };
@@ -116,14 +116,14 @@ function plane(host, { changed }) {
     drawing.replaceChildren(...layers);
     axes(W, H, inverse, px, py);
     const dots = K.map(place);
-    drawing.append(svg("polygon", { points: hull(dots).map((p) => p.join(",")).join(" "), fill: "var(--k0)", "fill-opacity": 0.1, stroke: "var(--k0)", "stroke-opacity": 0.55 }));
+    drawing.append(svg("polygon", { points: hull(there(dots)).map((p) => p.join(",")).join(" "), fill: "var(--k0)", "fill-opacity": 0.1, stroke: "var(--k0)", "stroke-opacity": 0.55 }));
     rays(px, py, W, H);
     trail(run.q.map(place), "var(--ink)", 1.8);
     if (!run.frozen) K.forEach((_, j) => trail(run.k.map((k) => place(k[j])), hue(j), 1.3));
     marks(drawing, run.labels, dots, W);
     arrows(q, now, place, unit);
     handle(place(q), held);
-    if (fillIn) inputs.forEach((input, d) => { if (input !== document.activeElement || !free) input.value = Number(q[d].toPrecision(6)); });
+    if (fillIn) inputs.forEach((input, d) => { if (input !== document.activeElement || !free) input.value = Number.isFinite(q[d]) ? Number(q[d].toPrecision(6)) : ""; });
     const when = free ? "" : `, step ${grouped(run.steps[frame])}`;
     readings.textContent = `${run.query} = ${vector(q)}${when}. −dL/d${run.query} = ${vector(now.total)}, of length ${digits(length(now.total))}. Loss ${digits(now.loss)}, weight of ${isolated(run.labels[run.target])} ${digits(now.p[run.target])}.`;
     readings.dataset.q = JSON.stringify(q);
@@ -201,7 +201,7 @@ function plane(host, { changed }) {
   }
 
   function trail(points, ink, width) {
-    const line = (from, to, more) => to > from && drawing.append(svg("polyline", { points: points.slice(from, to + 1).map((p) => p.map((x) => x.toFixed(1)).join(",")).join(" "), fill: "none", stroke: ink, "stroke-width": width, "stroke-linejoin": "round", ...more }));
+    const line = (from, to, more) => to > from && drawing.append(svg("polyline", { points: there(points.slice(from, to + 1)).map((p) => p.map((x) => x.toFixed(1)).join(",")).join(" "), fill: "none", stroke: ink, "stroke-width": width, "stroke-linejoin": "round", ...more }));
     line(frame, points.length - 1, { "stroke-opacity": 0.35, "stroke-dasharray": "1 3" });
     line(0, frame, {});
   }
@@ -216,7 +216,8 @@ function plane(host, { changed }) {
 
   // −dL/dq at q, and the pulls that make it up, head to tail. Their scale is one for all, and is written.
   function arrows(q, now, place, unit) {
-    const reach = Math.max(...[0, Math.floor(run.q.length / 2), run.q.length - 1].map((f) => length(flat(meet(run, run.q[f], run.frozen ? run.k : run.k[f]).total))), length(flat(now.total)), 1e-300);
+    const lengths = [0, Math.floor(run.q.length / 2), run.q.length - 1].map((f) => length(flat(meet(run, run.q[f], run.frozen ? run.k : run.k[f]).total)));
+    const reach = Math.max(...[...lengths, length(flat(now.total))].filter(Number.isFinite), 1e-300);
     const times = 92 / reach, start = place(q);
     const tip = (from, to) => [from[0] + times * to[0], from[1] - times * to[1]];
     if (showPulls) now.pulls.reduce((from, pull, j) => {
@@ -230,6 +231,7 @@ function plane(host, { changed }) {
   }
 
   function handle([x, y], held) {
+    if (!there([[x, y]]).length) return;
     const grip = svg("g", { class: "handle", tabindex: "0", role: "button", "aria-label": `${run.query}: drag it, or move it with the arrow keys, with Shift in small steps; Escape returns it to the path` },
       svg("circle", { cx: x, cy: y, r: 17, fill: "transparent" }), svg("circle", { class: "halo", cx: x, cy: y, r: 8, fill: "var(--panel)", stroke: "var(--ink)", "stroke-width": 2.2 }), svg("circle", { cx: x, cy: y, r: 2.4, fill: "var(--ink)" }));
     drawing.append(grip);
