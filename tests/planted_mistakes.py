@@ -714,6 +714,11 @@ plant("a button of the story that does nothing", "jattn/page/story.js", "onclick
       "onclick: () => go(at)", STORY)
 plant("a story that shows another frame", "jattn/page/_document.py", '{**step, "part": at[step["part"]]}',
       '{**step, "part": at[step["part"]], "frame": 0}', STORY)
+plant("arrows of 0 where a run later left what is finite", "jattn/page/plane.js",
+      "length(flat(now.total))].filter(Number.isFinite), 1e-300)", "length(flat(now.total))], 1e-300)",
+      "page.py::test_a_run_that_left_what_is_finite_is_drawn_as_far_as_it_is[chromium]")
+plant("a line break of a token in a terminal", "jattn/console/_grid.py", "_picture_inputs.printable(str(label))",
+      "str(label)", "console.py::test_a_label_stays_on_its_line_and_controls_no_terminal")
 plant("a page in a frame that a bar to scroll makes narrower", "jattn/page/main.js",
       'document.documentElement.style.overflowY = "hidden"', 'document.documentElement.style.overflowY = ""',
       "story.py::test_in_a_frame_it_leaves_the_page_around_it_alone[firefox]")
