@@ -47,8 +47,8 @@ def head_table(columns: Mapping[str, NumPyArrayLike], *, across: Sequence[str] |
         shape, axes = (None, None) if not made else made[0].shape, "[L, H] or [H]"
         made.append(_picture_inputs.numbers(caller, f"columns[{name!r}]", x, shape, axes, finite=False))
     if not made[0].size:
-        got = {"columns": made[0]}
-        _errors.fail(ValueError, caller, "columns must hold at least one head", "Give a number to each head.", **got)
+        remedy = "Give a number to each head."
+        _errors.fail(ValueError, caller, "columns must hold at least one head", remedy, columns=made[0])
     names = list(held)
     given = names[-2:] if across is None else _picture_inputs.several(caller, "across", across)
     chosen = [str(name) for name in given]
