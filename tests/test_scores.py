@@ -1,6 +1,7 @@
 """Score modifiers: the published formulas, values that are mapped, and exact gradients."""
 
 import math
+import pickle
 
 import chex
 import jax
@@ -245,6 +246,18 @@ def test_functions_compose_with_scores():
     want = jax.jit(lambda *x: reference.attention(*x, score=lambda a, t, s: jnp.tanh(2 * a))[0])(q, k, v)
     assert_close(got, want, ulps=32)
     assert_same(jattn.attention(q, k, v, score=scores.compose()), jattn.attention(q, k, v))
+
+
+def doubled(score, t, s):
+    return 2 * score
+
+
+@pytest.mark.structure
+def test_functions_that_are_composed_are_pickled_as_each_of_them_is():
+    q, k, v = qkv(dtype=np.float32)
+    score = scores.compose(doubled, scores.compose(doubled), scores.soft_cap(1.0))
+    got = jattn.attention(q, k, v, score=pickle.loads(pickle.dumps(score)))
+    assert_same(got, jattn.attention(q, k, v, score=score))
 
 
 @pytest.mark.structure

@@ -1,5 +1,6 @@
 """What a score is, and those of the logit and the distance alone; one after another."""
 
+import functools
 import math
 from typing import Any, overload
 
@@ -34,7 +35,9 @@ class Score:
         return self
 
     def __call__(self, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-        raise NotImplementedError
+        remedy = "Return the new score, of one number and two positions or of a tile of them."
+        got = {"score": f"of type {type(self).__name__}"}
+        _errors.fail(TypeError, "score", "a class of scores must define __call__(self, score, t, s)", remedy, **got)
 
 
 @value
@@ -240,9 +243,12 @@ def compose(*scores: ScoreModifier) -> ScoreModifier:
     for f in scores:
         _errors.takes("compose", "score", f, 3, remedy)
     made = Composed(scores)
-    if all(isinstance(f, Score) for f in scores):
-        return made
-    return lambda score, t, s: made(score, t, s)
+    return made if all(isinstance(f, Score) for f in scores) else functools.partial(_of_functions, made)
+
+
+def _of_functions(made: Composed, score: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+    """A composition as a function like any other, of whose parts nothing is known; pickled where they are."""
+    return made(score, t, s)
 
 
 def _real(caller: str, name: str, x: Any) -> Any:
