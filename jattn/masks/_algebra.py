@@ -150,12 +150,17 @@ class Mask:
     counts_rows: bool = False
     """Whether it tells rows by their number in the array, so that a piece of the array cannot be asked."""
 
+    __array_ufunc__ = None
+    """Of `array & mask` NumPy asks the mask, not each of its own entries."""
+
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         """Which pairs of one tile are allowed: booleans that broadcast to it.
 
         The leaves are those of this tile: each was cut and laid along the axes that `leaf_axes` gives it.
         """
-        raise NotImplementedError
+        remedy = "Return the booleans of one tile, as in q.positions >= k.positions."
+        got = {"mask": f"of type {type(self).__name__}"}
+        _errors.fail(TypeError, "mask", "a class of masks must define pairs(self, q, k)", remedy, **got)
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
         """EMPTY, PARTIAL or FULL, for each tile of q (down) against each tile of k (across).
@@ -252,6 +257,12 @@ class Mask:
     def __or__(self, other: "Mask") -> "Mask":
         return Or(self, _mask("|", other))
 
+    def __rand__(self, other: Any) -> "Mask":
+        return _mask("&", other) & self
+
+    def __ror__(self, other: Any) -> "Mask":
+        return _mask("|", other) | self
+
     def __invert__(self) -> "Mask":
         return Not(self)
 
@@ -266,7 +277,8 @@ def _mask(sign: str, x: Any) -> Mask:
     if isinstance(x, Mask):
         return x
     got = f"of type {type(x).__name__}"
-    remedy = "Wrap a boolean array first: masks.dense(array)."
+    made = "a function first: masks.where(f)." if callable(x) else "a boolean array first: masks.dense(array)."
+    remedy = f"Wrap {made}"
     _errors.fail(TypeError, "mask", f"both sides of {sign} must be masks", remedy, other=got)
 
 
@@ -373,6 +385,13 @@ def _elementwise(name: str, a: Any, b: Any) -> Any:
     traced = [isinstance(x, jax.Array) for x in (a, b)]
     a, b = (x if is_traced else np.int32(x) for x, is_traced in zip((a, b), traced, strict=True))
     return getattr(jnp if any(traced) else np, name)(a, b)
+
+
+def first_tokens(caller: str, n: Any) -> jax.Array | int:
+    """A number of tokens of at least 0, as far as it is known without a device; below 0 an array is 0."""
+    if isinstance(n, int | np.integer) and n < 0:
+        _errors.fail(ValueError, caller, "n must be at least 0", "Give a number of tokens.", n=str(n))
+    return token_count(caller, "n", n, "tokens")
 
 
 def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:

@@ -5,7 +5,18 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
-from jattn.masks._algebra import EMPTY, FULL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import (
+    EMPTY,
+    FULL,
+    BlockState,
+    Ends,
+    Mask,
+    Pattern,
+    Spans,
+    TileAxis,
+    block_state,
+    first_tokens,
+)
 
 
 @value
@@ -170,14 +181,15 @@ def prefix(n: Integer[ArrayLike, ""]) -> Mask:
     """Every query attends the first n tokens of the sequence: the keys at positions below n.
 
     Args:
-      n: tokens, ≥ 0: a whole number or an integer scalar, possibly traced (map over a batch with jax.vmap).
+      n: tokens, ≥ 0: a whole number or an integer scalar, possibly traced (map over a batch with jax.vmap). An array
+        below 0 counts as 0.
 
     Returns:
       A mask. `prefix(n) | causal()` reads a prompt in both directions and writes in one.
 
     Raises:
       TypeError: n is not a whole number.
-      ValueError: n is not a scalar.
+      ValueError: n is not a scalar, or is a number below 0.
 
     Source: Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.2.1.
 
@@ -189,7 +201,7 @@ def prefix(n: Integer[ArrayLike, ""]) -> Mask:
       ###·
       ####
     """
-    return Prefix(token_count("prefix", "n", n, "tokens"))
+    return Prefix(first_tokens("prefix", n))
 
 
 def sinks(n: Integer[ArrayLike, ""]) -> Mask:
@@ -200,14 +212,15 @@ def sinks(n: Integer[ArrayLike, ""]) -> Mask:
     The keys that a sliding window must keep: a trained model puts there the weight that it has no use for.
 
     Args:
-      n: tokens, ≥ 0: a whole number or an integer scalar, possibly traced (map over a batch with jax.vmap).
+      n: tokens, ≥ 0: a whole number or an integer scalar, possibly traced (map over a batch with jax.vmap). An array
+        below 0 counts as 0.
 
     Returns:
       A mask. `sinks(4) | window(left=1023, right=0)` is StreamingLLM's: the first four tokens and the last 1,024.
 
     Raises:
       TypeError: n is not a whole number.
-      ValueError: n is not a scalar.
+      ValueError: n is not a scalar, or is a number below 0.
 
     Source: Xiao et al. 2023, "Efficient streaming language models with attention sinks", section 3.2.
 
@@ -220,7 +233,7 @@ def sinks(n: Integer[ArrayLike, ""]) -> Mask:
       #·##·
       #··##
     """
-    return Sinks(token_count("sinks", "n", n, "tokens"))
+    return Sinks(first_tokens("sinks", n))
 
 
 def full() -> Mask:

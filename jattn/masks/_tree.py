@@ -121,8 +121,8 @@ def tree(
 
     Raises:
       TypeError: parents are not integers, prefix or keys not a whole number.
-      ValueError: parents have not one axis, keys are fewer than prefix + T, or prefix is traced and `keys` is not
-        given. That they belong to T queries and S keys is checked where the mask is used.
+      ValueError: parents have not one axis, or one of a symbolic length; keys are fewer than prefix + T, or prefix is
+        traced and `keys` is not given. That they belong to T queries and S keys is checked where the mask is used.
 
     Memory: three integers a token. Making them takes O(T log T) time and O(T) memory, traced or not.
 
@@ -153,6 +153,9 @@ def tree(
         "tree", "parents", x, jnp.integer, "A parent is the number of a token: pass whole numbers, −1 for none."
     )
     _errors.rank("tree", 1, "[T]", "Map over a batch with jax.vmap.", parents=x)
+    if not isinstance(x.shape[0], int):  # the rounds of doubling are counted by it
+        remedy = "Export trees of one size; a batch may be symbolic."
+        _errors.fail(ValueError, "tree", "T must be a number", remedy, parents=x)
     n = token_count("tree", "prefix", prefix, "rows of k")
     if keys is None:
         if not isinstance(n, int):
