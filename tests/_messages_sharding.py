@@ -57,6 +57,17 @@ def planned(**given):
     return lambda: sharding.plan(**(sizes | {"flops_per_second": 1e9, "bandwidth": 1e9} | given))
 
 
+def named(**given):
+    """Operands whose type says that they are sharded over an axis of two."""
+
+    def call():
+        mesh = jax.make_mesh((2, 2), ("data", "seq"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:4])
+        x = (jax.device_put(ones(2, 4, 2, D), jax.NamedSharding(mesh, P("data"))),) * 3
+        sharding.attention(*x, mesh=mesh, **given)
+
+    return call
+
+
 def explicit():
     mesh = jax.make_mesh((8,), ("seq",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
@@ -147,6 +158,9 @@ SHARDING = [
     (over(mesh=None), TypeError, "attention: mesh must be a mesh of devices, got mesh of type NoneType. Make one with jax.make_mesh."),
     (over(spec="seq"), TypeError, "attention: spec must be a PartitionSpec, got spec of type str. Name the mesh axis of each axis [*B, T, H], as in jax.sharding.PartitionSpec('data', 'seq')."),
     (over(spec=P("data", "seq")), ValueError, "attention: spec must name axes of the mesh, got spec P('data', 'seq') and mesh of the axes 'seq'. Name one of these, or None."),
+    (over(spec=P("seq", "seq")), ValueError, "attention: spec must name an axis once, got spec P('seq', 'seq'). Give each axis one of its own."),
+    (named(spec=P(None, "seq")), ValueError, "attention: spec must name each explicit mesh axis that q is sharded over, got q float32[2@data,4,2,5] and spec P(None, 'seq'). Name it in spec, or apply jax.sharding.reshard before."),
+    (over(mesh=jax.sharding.AbstractMesh((8,), ("seq",))), ValueError, "attention: mesh must be one of devices, or q, k and v arrays that are sharded over one, got mesh of type AbstractMesh. Pass what jax.make_mesh returns, or call it under jax.set_mesh."),
     (over(scheme="ring"), TypeError, f"attention: scheme must be a function, got scheme of type str. {OWN}"),
     (over(scheme=functools.partial(sharding.ring, mask=masks.causal())), TypeError, f"attention: scheme must not hold options of its own, got scheme with mask. {OWN}"),
     (over(k=ones(T, 2, D)), ValueError, "attention: k must have the axes [*B, S, Hkv, D], got k [8, 2, 5]. Give all three the same batch axes."),
@@ -157,6 +171,10 @@ SHARDING = [
     (over(spec=P(None, None, "seq")), ValueError, "attention: H must be a multiple of the devices along it, got q [1, 8, 4, 5] and devices 8. Shard the heads over fewer devices, or leave them whole in spec."),
     (over(shape=(2, 4), names=("data", "heads"), spec=P(None, None, "heads")), ValueError, "attention: Hkv must be a multiple of the devices along it, got k [1, 8, 2, 5] and devices 4. Repeat the heads of k and v, jax.numpy.repeat(k, 2, axis=-2), or leave heads whole in spec."),
     (lambda: sharding.zigzag(ones(12), 4), ValueError, "zigzag: the sequence must be a multiple of twice the devices, got x [12] and devices 4. Pad the sequence by 4 rows first."),
+    (lambda: sharding.zigzag([1, 2], 1), TypeError, "zigzag: x must be an array, got x of type list. Pass a jax or NumPy array."),
+    (lambda: sharding.unzigzag(ones(8), 2, axis=1), ValueError, "unzigzag: axis must be from 0 to rank - 1, got axis 1 and rank 1. Count from 0."),
+    (lambda: sharding.zigzag(ones(8), 2, axis=-2), ValueError, "zigzag: axis must be at least -1, got axis -2. Pass a Python int of at least -1."),
+    (planned(bandwidth="fast"), TypeError, "plan: bandwidth must be a real number, got bandwidth of type str. Measure one step on one device, and one transfer between two."),
     (planned(devices=0), ValueError, "plan: devices must be at least 1, got devices 0. Pass a Python int of at least 1."),
     (planned(heads=6, kv_heads=4), ValueError, f"plan: heads must be a multiple of kv_heads, got heads 6 and kv_heads 4. {SERVES}"),
     (planned(heads=2, kv_heads=4), ValueError, f"plan: heads must be a multiple of kv_heads, got heads 2 and kv_heads 4. {SERVES}"),

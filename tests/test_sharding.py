@@ -402,14 +402,17 @@ def test_a_partial_that_all_devices_share_has_its_whole_gradient_where_it_is_mer
     assert off(got, want) <= BOUND
 
 
-def over_two(mask, kind, **how):
-    """Attention over two devices along an axis of this kind, with the mesh set, and over one."""
+CUT = P(None, "seq")
+
+
+def over_two(mask, kind, given=CUT, **how):
+    """Attention over two devices along an axis of this kind, with the mesh set, and over one; the operands are given
+    in pieces of this spec."""
     mesh = jax.make_mesh((2,), ("seq",), axis_types=(kind,), devices=jax.devices()[:2])
-    x = [normal(1, 6, 1, D, seed=i, dtype=np.float32) for i in range(3)]
-    spec = P(None, "seq")
-    cut = [jax.device_put(a, jax.NamedSharding(mesh, spec)) for a in x]
+    x = [normal(1, 6, 2, D, seed=i, dtype=np.float32) for i in range(3)]
+    cut = [jax.device_put(a, jax.NamedSharding(mesh, given)) for a in x]
     with jax.set_mesh(mesh):
-        got = sharding.attention(*cut, mesh=mesh, spec=spec, mask=mask(), scheme=sharding.gather, **how)
+        got = sharding.attention(*cut, mesh=mesh, spec=CUT, mask=mask(), scheme=sharding.gather, **how)
     return got, jattn.dot_product_attention(*x, mask=mask(), **how)
 
 
@@ -419,9 +422,10 @@ def test_a_function_as_a_mask_may_be_made_under_the_mesh_that_is_set():
     assert_close(*over_two(lambda: masks.where(lambda t, s: begins[t] == begins[s]), AxisType.Auto), ulps=16)
 
 
-def test_on_an_explicit_mesh_what_is_whole_is_cut_as_the_spec_says():
-    """Ids of a mask, and positions that are arrays."""
+@pytest.mark.parametrize("given", [CUT, P(), P(None, None, "seq")], ids=["cut", "whole", "by heads"])
+def test_on_an_explicit_mesh_what_is_whole_is_cut_as_the_spec_says(given):
+    """Operands, ids of a mask, and positions that are arrays."""
     ids = jnp.arange(6) // 4
     mask = lambda: masks.segments(ids) & masks.causal()  # noqa: E731
     kind = AxisType.Explicit
-    assert_close(*over_two(mask, kind, q_positions=ids + 1, k_positions=ids), ulps=16)
+    assert_close(*over_two(mask, kind, given, q_positions=ids + 1, k_positions=ids), ulps=16)

@@ -64,7 +64,8 @@ def attention(
     """Attention over global arrays that a mesh holds in pieces: `scheme` inside a `jax.shard_map` over `spec`.
 
     Args:
-      q: [*B, T, H, D]. k: [*B, S, Hkv, D]. v: [*B, S, Hkv, Dv].
+      q: [*B, T, H, D]. k: [*B, S, Hkv, D]. v: [*B, S, Hkv, Dv]. What is whole, or sharded otherwise than spec says, is
+        resharded first.
       mesh: the devices.
       spec: how the axes [*B, T, H] are sharded, as in P("data", "seq", "heads"); k and v likewise. One mesh axis for
         the sequence, or for `ring_all_to_all` two; none, if it is whole on every device. Batch and heads may be sharded
@@ -98,6 +99,7 @@ def attention(
     axes = ("[*B, T, H, D]", "[*B, S, Hkv, D]", "[*B, S, Hkv, Dv]")
     validate_shapes(caller, q, k, v, axes, "Give all three the same batch axes.")
     _validate_mesh(caller, mesh, spec)
+    _validate_placed(caller, mesh, q, k, v)
     scheme = _without_partial(caller, scheme)
     entries = (*spec, *(None,) * (q.ndim - len(spec)))
     if len(spec) > q.ndim - 1:
@@ -151,6 +153,8 @@ def attention(
     options_of: dict[str, Any] = {n: x for n, x in (("sink", sink), ("scale", scale)) if x is not None} | given
     specs = {"sink": of_sink, "scale": PartitionSpec(), "q_positions": of_side["q"], "k_positions": of_side["k"]}
     sharded = {name for entry in entries for name in _names(entry)}
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _validate_explicit(caller, name, x, spec, sharded)
     leaves = [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves]
     return jax.shard_map(
         here,
@@ -159,7 +163,7 @@ def attention(
         out_specs=(q_spec, q_spec) if return_lse else q_spec,
         axis_names=sharded,
     )(
-        *(q, k, v),
+        *(_cut(x, mesh, of_x) for x, of_x in ((q, q_spec), (k, kv_spec), (v, kv_spec))),
         [_cut(x, mesh, spec) for x, spec in zip(leaves, of_mask, strict=True)],
         {n: _cut(x, mesh, specs[n]) for n, x in options_of.items()},
     )
@@ -172,6 +176,24 @@ def _cut(x: Any, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> Any:
         return x
     own = (tuple(n for n in _names(entry) if n in explicit) for entry in spec)
     return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*(names or None for names in own))))
+
+
+def _validate_placed(caller: str, mesh: Any, *arrays: jax.Array) -> None:
+    """Refuses a mesh that names no devices where nothing else does. Of a traced array that is not known."""
+    alone = isinstance(mesh, AbstractMesh) and jax.sharding.get_abstract_mesh().empty
+    if alone and _errors.known(*arrays) and not all(isinstance(x.sharding, NamedSharding) for x in arrays):
+        must = "mesh must be one of devices, or q, k and v arrays that are sharded over one"
+        remedy = "Pass what jax.make_mesh returns, or call it under jax.set_mesh."
+        _errors.fail(ValueError, caller, must, remedy, mesh="of type AbstractMesh")
+
+
+def _validate_explicit(caller: str, name: str, x: jax.Array, spec: Any, sharded: set[Any]) -> None:
+    """Refuses an array whose type says that it is sharded over an axis that spec leaves out."""
+    more = {n for entry in jax.typeof(x).sharding.spec for n in _names(entry)} - sharded
+    if more:
+        must = f"spec must name each explicit mesh axis that {name} is sharded over"
+        remedy = "Name it in spec, or apply jax.sharding.reshard before."
+        _errors.fail(ValueError, caller, must, remedy, **{name: str(jax.typeof(x))}, spec=str(spec))
 
 
 def _names(entry: Any) -> tuple[Any, ...]:
@@ -196,7 +218,11 @@ def _validate_mesh(caller: str, mesh: Any, spec: Any) -> None:
     if not all(isinstance(entry, Hashable) for entry in spec):
         must = "each entry of spec must be None, a mesh axis, or a tuple of them"
         _errors.fail(TypeError, caller, must, "Write several as ('a', 'b').", spec=str(spec))
-    if any(name not in mesh.shape for entry in spec for name in _names(entry)):
+    names = [name for entry in spec for name in _names(entry)]
+    if len(names) > len(set(names)):
+        remedy = "Give each axis one of its own."
+        _errors.fail(ValueError, caller, "spec must name an axis once", remedy, spec=str(spec))
+    if any(name not in mesh.shape for name in names):
         got = {"spec": str(spec), "mesh": f"of the axes {', '.join(map(repr, mesh.shape))}"}
         _errors.fail(ValueError, caller, "spec must name axes of the mesh", "Name one of these, or None.", **got)
 
@@ -244,13 +270,14 @@ def zigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
     Args:
       x: an array with a sequence axis; NumPy stays NumPy. `zigzag(numpy.arange(T), P)` are the positions.
       devices: P.
-      axis: the sequence axis.
+      axis: the sequence axis; a negative one is counted from the last.
 
     Returns:
       The array with its rows reordered.
 
     Raises:
-      ValueError: the length is not a multiple of 2P.
+      TypeError: x is not an array, or a number is not a whole one.
+      ValueError: the length is not a multiple of 2P, or x has not that axis.
 
     Source: Zhu 2024, ring-flash-attention; Llama Team 2024, section 3.3.2.
 
@@ -272,7 +299,7 @@ def unzigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
       The array with its rows in order.
 
     Raises:
-      ValueError: the length is not a multiple of 2P.
+      TypeError, ValueError: as `zigzag`.
 
     Example:
       >>> import numpy as np, jattn
@@ -282,13 +309,18 @@ def unzigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
     return _pieces("unzigzag", x, devices, axis, np.argsort(_order(devices)))
 
 
-def _order(devices: int) -> np.ndarray:
+def _order(devices: Any) -> np.ndarray:
     i = np.arange(devices)
     return np.stack([i, 2 * devices - 1 - i], 1).ravel()
 
 
 def _pieces(caller: str, x: Any, devices: int, axis: int, order: np.ndarray) -> Any:
     devices = _errors.count(caller, "devices", devices, least=1)
+    if not isinstance(x, np.ndarray | jax.Array):
+        got = {"x": f"of type {type(x).__name__}"}
+        _errors.fail(TypeError, caller, "x must be an array", "Pass a jax or NumPy array.", **got)
+    axis = _errors.count(caller, "axis", axis, least=-x.ndim)
+    _errors.index(caller, "axis", axis + x.ndim if axis < 0 else axis, x.ndim, "rank")
     n = x.shape[axis]
     if n % (2 * devices):
         remedy = f"Pad the sequence by {-n % (2 * devices)} rows first."

@@ -131,7 +131,8 @@ def plan(
 
     Raises:
       TypeError, ValueError: a size is not a whole number of at least 1, kv_heads does not divide heads, the dtype is
-        not floating point, a rate is not above zero, or the mask is not one that a sequence in pieces can have.
+        not floating point, a rate is not a number above zero, or the mask is not one that a sequence in pieces can
+        have.
 
     Source: Liu, Zaharia and Abbeel 2023 (when a ring hides what it sends); Jacobs et al. 2023.
 
@@ -151,8 +152,11 @@ def plan(
         remedy = "Give the dtype of q, k and v, as in dtype='bfloat16'."
         _errors.fail(TypeError, "plan", "dtype must be floating point", remedy, dtype=str(jnp.dtype(dtype)))
     for name, rate in (("flops_per_second", flops_per_second), ("bandwidth", bandwidth)):
+        remedy = "Measure one step on one device, and one transfer between two."
+        if np.ndim(rate) or np.asarray(rate).dtype.kind not in "iuf":
+            got = {name: f"of type {type(rate).__name__}"}
+            _errors.fail(TypeError, "plan", f"{name} must be a real number", remedy, **got)
         if not rate > 0:
-            remedy = "Measure one step on one device, and one transfer between two."
             _errors.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
     e = jnp.dtype(dtype).itemsize
     acc = max(4, e)
