@@ -159,6 +159,21 @@ def test_bytes_stay_within_their_bound(kind, steps, size):
                 assert off.max() > 1e-4, "the control: they are bytes"
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("of", ["k", "v"])
+def test_what_no_scale_of_bytes_reaches_is_nan_to_the_queries_that_attend_it_alone(of):
+    """5e40 is finite in float64, and a 127th of it is not in float32."""
+    with jax.enable_x64(True):
+        x = dict(zip("qkv", normal(3, 1, 1, 3, 2), strict=True))
+        x[of][..., 2, 0] = 5e40
+        held = append(cache.contiguous(1, 1, 3, 2, dtype=jnp.int8), x["k"], x["v"])
+        out, lse = attention(x["q"], held, return_lse=True)
+    assert np.isfinite(out[..., :2, :]).all()
+    assert np.isfinite(lse[..., :2]).all()
+    assert np.isnan(out[..., 2, :]).all()
+    assert np.isnan(lse[..., 2]).all()
+
+
 def test_a_bound_that_is_too_small_by_a_tenth_of_a_step_fails():
     """Nine tenths of the half step are not enough: the bound of a value is reached."""
     v = np.array([[127.0, 0.5], [127.0, 1.5]], np.float32)

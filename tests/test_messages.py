@@ -181,6 +181,7 @@ TABLE = [
     (attend(tile=(16, 24)), ValueError, f"attention: tile must be multiples of 16, got tile (16, 24). {TILE}"),
     (attend(implementation="flash"), ValueError, "attention: implementation must be None, 'loops', 'kernel', 'interpret' or 'cudnn', got implementation 'flash'. Leave it out for a kernel where there is one, and loops elsewhere."),
     (lowered(attend(implementation="kernel")), ValueError, "attention: implementation must be able to do this call (kernels are for the GPU and the TPU, and the platform is cpu), got implementation 'kernel'. Use implementation='loops'."),
+    (lambda: jattn.implementations(ones(4, 3), ones(5, 3)), TypeError, "implementations: f must be a function, got f of type ndarray. Pass it and its arguments apart, as in implementations(jattn.attention, q, k, v)."),
     (lambda: jattn.implementations(jattn.attention, ones(4, 3), ones(5, 3), ones(5, 2), platform="cuda"), ValueError, "implementations: platform must be one of 'cpu', 'gpu', 'tpu', got platform 'cuda'. Leave it out for that of the default device."),
     (attend(tile=(0, 16)), ValueError, "attention: tile must be at least 1, got tile 0. Pass a Python int of at least 1."),
     (attend(tile=(16, 16.0)), TypeError, "attention: tile must be a whole number, got tile of type float. Pass a Python int of at least 1."),

@@ -25,7 +25,8 @@ class Store:
     """What the bytes of k are multiplied by; None where k is not kept in bytes."""
     v_scale: Float[Array, "N Hkv C"] | None
     nonfinite: Bool[Array, "N Hkv C"]
-    """Which tokens had a NaN or an infinity in k or v: kept as zeros, they make the queries that attend them NaN."""
+    """Which tokens had in k or v a NaN, an infinity, or what no scale of bytes reaches: kept as zeros, they make the
+    queries that attend them NaN."""
     positions: Integer[Array, "N C"]
 
     @property
@@ -101,7 +102,7 @@ def quantised(x: Float[AnyArray, "*n D"]) -> tuple[Integer[Array, "*n D"], Float
     over the keys that t attends; a sink counts as one of value 0. A score of slope more than 1 multiplies δ by it.
 
     Args:
-      x: [*n, D], floating point and finite.
+      x: [*n, D], floating point, less than 4.3e40 in magnitude: beyond, no scale in float32 is finite.
 
     Returns:
       (bytes [*n, D] in int8, scale [*n] in float32). Rounding has no derivative: a gradient reaches x through the scale
@@ -135,7 +136,9 @@ def quantised(x: Float[AnyArray, "*n D"]) -> tuple[Integer[Array, "*n D"], Float
 
 def tokens(store: Store, k: jax.Array, v: jax.Array, positions: jax.Array) -> Store:
     """New tokens [B, Hkv, T, ·] in the form in which the store keeps them."""
-    finite = jnp.isfinite(k).all(-1) & jnp.isfinite(v).all(-1)
+    # In bytes, what has a scale: one of float64 may be finite and its scale in float32 infinite.
+    kept = [x if store.k_scale is None else (x / 127).astype(jnp.float32) for x in (k, v)]
+    finite = jnp.isfinite(kept[0]).all(-1) & jnp.isfinite(kept[1]).all(-1)
     k, v = (jnp.where(finite[..., None], x, 0) for x in (k, v))
     if store.k_scale is None:
         return Store(k, v, None, None, ~finite, positions)

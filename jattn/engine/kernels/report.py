@@ -42,6 +42,7 @@ def implementations(f: Callable[..., object], *args: object, platform: str | Non
       and of the bodies of loops once each.
 
     Raises:
+      TypeError: f is not a function.
       ValueError: the platform is none of these.
 
     Memory: none but that of tracing.
@@ -57,6 +58,10 @@ def implementations(f: Callable[..., object], *args: object, platform: str | Non
       >>> jattn.implementations(jattn.attention, few, x, x, platform="tpu")[0].reason
       'with fewer than 16 queries reading the keys is all there is to do'
     """
+    if not callable(f):
+        got = {"f": f"of type {type(f).__name__}"}
+        remedy = "Pass it and its arguments apart, as in implementations(jattn.attention, q, k, v)."
+        _errors.fail(TypeError, "implementations", "f must be a function", remedy, **got)
     platform = jax.default_backend() if platform is None else platform
     if platform not in PLATFORMS:
         must = f"platform must be one of {', '.join(map(repr, PLATFORMS))}"
