@@ -142,9 +142,10 @@ def measured(**options):
     return lambda: _attend.measure_heads(ones(T, 4, 6), ones(S, 2, 6), **({"rows": ()} | options))
 
 
-def interface(attention_mask, **options):
+def interface(attention_mask, query=None, **options):
     x = ones(2, 4, T, 6)
-    return lambda: transformers.attention_interface(None, x, x, x, attention_mask, **options)
+    query = x if query is None else query
+    return lambda: transformers.attention_interface(None, query, x, x, attention_mask, **options)
 
 
 def alike(**options):
@@ -160,6 +161,12 @@ HOSTS = [
     (alike(mask=(2, 3, T, S)), ValueError, "hosts: mask must broadcast to [*B, N, T, S], got mask [2, 3, 13, 17]. Give each axis its full length or 1: [*B, N, T, S] is [2, 4, 13, 17] here."),
     (alike(bias=(3, 1, T, S)), ValueError, "hosts: bias must broadcast to [*B, N, T, S], got bias [3, 1, 13, 17]. Give each axis its full length or 1: [*B, N, T, S] is [2, 4, 13, 17] here."),
     (interface(ones(2, 1, T, T, dtype=np.int32)), TypeError, "attention_interface: attention_mask must be boolean or floating point, got attention_mask int32[2, 1, 13, 13]. Of ones where a pair is allowed make booleans: attention_mask != 0."),
+    (interface(None, query=ones(4, T, 6)), ValueError, "attention_interface: query must have the axes [B, N, T, H], got query [4, 13, 6]. Heads stand before tokens, and one example is a batch of 1."),
+    (interface(None, query="river"), TypeError, "attention_interface: query must be an array of numbers in one shape, got query of type str. Pass a jax or NumPy array."),
+    (interface(None, sliding_window=2.5, is_causal=True), TypeError, "attention_interface: sliding_window must be a whole number, got sliding_window of type float. Pass a Python int of at least 1."),
+    (interface(None, softcap=0.0), ValueError, "soft_cap: cap must be more than 0 and finite, got cap 0.0. Leave the score out instead."),
+    (interface(ones(T, T), position_bias=ones(3, 3)), ValueError, "attention_interface: attention_mask and position_bias must broadcast, got attention_mask [13, 13] and position_bias [3, 3]. Give each axis its full length or 1."),
+    (lambda: _attend.attend_heads(*(ones(2, T, 2, 6),) * 3, mask=lambda t, s: t >= s), TypeError, "hosts: mask must be a mask or an array, got mask of type function. Make a mask of a function: jattn.masks.where(f)."),
     (interface(None, sliding_window=5), ValueError, "attention_interface: a sliding_window is causal, or in a mask, got sliding_window 5 and S 13. Pass is_causal=True, or the attention_mask."),
     (measured(local_window_size=3), TypeError, "hosts: each option of what is measured must be known, got option local_window_size. Measured are heads that share score, sink, scale, q_positions, k_positions; say lengths and windows with jattn.masks."),
     (measured(rows=ones(2)), TypeError, "hosts: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),

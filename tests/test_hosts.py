@@ -342,10 +342,11 @@ def test_the_signature_of_transformers_has_sinks_position_biases_and_dropout():
     from jattn.hosts.transformers import attention_interface
 
     q, k, v = normal(3, B, H, T, D, dtype=np.float32)
-    sinks, bias, more = normal(H, dtype=np.float32), *normal(2, 1, H, T, T, seed=1, dtype=np.float32)
+    sinks, more = normal(H, dtype=np.float32), normal(1, H, T, T, seed=1, dtype=np.float32)
+    bias = normal(H, T, T, seed=2, dtype=np.float16)  # in another dtype, and one for all examples
     got, none = attention_interface(None, q, k, v, more, s_aux=sinks, position_bias=bias, use_cache=False)
     tokens_first = (np.moveaxis(x, 1, 2) for x in (q, k, v))
-    near(got, dot_product_attention(*tokens_first, bias + more, sink=sinks))
+    near(got, dot_product_attention(*tokens_first, bias.astype(np.float32)[None] + more, sink=sinks))
     assert none is None
     dropped = attention_interface(None, q, k, v, None, dropout=0.5, dropout_key=jax.random.key(0))[0]
     assert np.abs(dropped - attention_interface(None, q, k, v, None)[0]).max() > 1e-3

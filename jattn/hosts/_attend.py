@@ -55,15 +55,19 @@ def _one_batch(**arrays: Any) -> tuple[tuple[int, ...], list[jax.Array]]:
 
 def _booleans(mask: Any) -> jax.Array:
     """The hosts read a mask by `where`, and flax hands over its own in float32: what is not 0 allows a pair."""
-    mask = jnp.asarray(mask)
+    if callable(mask):
+        got, remedy = {"mask": f"of type {type(mask).__name__}"}, "Make a mask of a function: jattn.masks.where(f)."
+        _errors.fail(TypeError, "hosts", "mask must be a mask or an array", remedy, **got)
+    mask = _errors.array("hosts", "mask", mask)
     return mask if mask.dtype == jnp.bool_ else mask != 0
 
 
 def _pairs(batch: tuple[int, ...], query: Any, key: Any, bias: Any, mask: Any) -> dict[str, jax.Array]:
     """The bias and the mask, [*B, N, T, S] → [B, N, T, S], the batch left at 1 where it is one for all."""
     (T, N), S = query.shape[1:3], key.shape[1]
-    given = {"bias": bias, "mask": None if mask is None else _booleans(mask)}
-    return {name: _folded(name, jnp.asarray(x), batch, (N, T, S)) for name, x in given.items() if x is not None}
+    given = {} if bias is None else {"bias": _errors.array("hosts", "bias", bias)}
+    given |= {} if mask is None else {"mask": _booleans(mask)}
+    return {name: _folded(name, x, batch, (N, T, S)) for name, x in given.items()}
 
 
 def _folded(name: str, x: jax.Array, batch: tuple[int, ...], pairs: tuple[int, ...]) -> jax.Array:

@@ -84,8 +84,6 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         off = self.dropout.inference if inference is None else inference
         if not off and self.dropout.p > 0:
             options |= {"dropout_rate": self.dropout.p, "dropout_key": key}
-        if mask is not None and not isinstance(mask, Mask) and mask.ndim == 2:
-            mask = mask[None]
         out = attend_heads(q, k, v, None, mask, **options)
         out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], math.prod(out.shape[1:])))
         return out if measure is None else (out, measure_heads(q, k, None, mask, rows=measure, **options))

@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from jattn import _errors
+from jattn._numerics import promoted
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
 from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host, measure_heads
 
@@ -90,8 +92,10 @@ def attention_fn(
       >>> found.max_logit.shape, found.entropy.shape, weights.shape
       ((2, 4, 5), (2, 4, 5), (2, 4, 1, 5))
     """
-    dtype = dtype or jnp.result_type(query, key, value)
-    query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
+    given = {"query": query, "key": key, "value": value}
+    query, key, value = (_errors.array("hosts", name, x) for name, x in given.items())
+    dtype = dtype or promoted(query.dtype, key.dtype, value.dtype)
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
     dropping = not deterministic and dropout_rate > 0
     options = {"is_causal": is_causal} | (
         {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}

@@ -14,9 +14,11 @@ is imported.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from jattn import _errors, masks
+from jattn import _errors, masks, scores
+from jattn._numerics import promoted
 from jattn._types import AnyArray, Array, ArrayLike, Float, PRNGKey
 from jattn.hosts._attend import attend_heads
 
@@ -59,7 +61,7 @@ def attention_interface(
 
     Raises:
       TypeError, ValueError: as `dot_product_attention`; or attention_mask holds whole numbers;
-        or there are more keys than sliding_window, and neither `is_causal` nor attention_mask.
+        or there are more keys than sliding_window, and neither `is_causal` nor attention_mask; or softcap is 0 or less.
 
     Memory: linear in T and S; a mask of T × S is the caller's own.
 
@@ -70,9 +72,15 @@ def attention_interface(
       >>> attention_interface(None, query, key, value, None, sliding_window=3, is_causal=True)[0].shape
       (2, 5, 4, 8)
     """
+    caller = "attention_interface"
+    query, key, value = (
+        _four_axes(caller, *x) for x in (("query", query, "T, H"), ("key", key, "S, H"), ("value", value, "S, Hv"))
+    )
     T, S = query.shape[2], key.shape[2]
+    if sliding_window is not None:
+        sliding_window = _errors.count(caller, "sliding_window", sliding_window, least=1)
     mask: Any = None
-    bias = position_bias
+    bias = None if position_bias is None else _errors.array(caller, "position_bias", position_bias)
     if attention_mask is None:
         is_causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
         if is_causal and sliding_window is not None:
@@ -82,20 +90,20 @@ def attention_interface(
         elif sliding_window is not None and sliding_window < S:  # transformers itself means w or w − 1 on each side
             must, remedy = "a sliding_window is causal, or in a mask", "Pass is_causal=True, or the attention_mask."
             got = {"sliding_window": str(sliding_window), "S": str(S)}
-            _errors.fail(ValueError, "attention_interface", must, remedy, **got)
+            _errors.fail(ValueError, caller, must, remedy, **got)
     else:
-        given = _errors.array("attention_interface", "attention_mask", attention_mask)
-        if given.dtype == jnp.bool_:
-            mask = given
-        elif jnp.issubdtype(given.dtype, jnp.floating):
-            bias = given if bias is None else bias + given
+        allowed = _errors.array(caller, "attention_mask", attention_mask)
+        if allowed.dtype == jnp.bool_:
+            mask = allowed
+        elif jnp.issubdtype(allowed.dtype, jnp.floating):
+            bias = allowed if bias is None else _sum(caller, attention_mask=allowed, position_bias=bias)
         else:  # of whole numbers nothing tells those that are added from ones for allowed pairs
             must = "attention_mask must be boolean or floating point"
             remedy = "Of ones where a pair is allowed make booleans: attention_mask != 0."
-            got = {"attention_mask": f"{given.dtype}{_errors.shape(given)}"}
-            _errors.fail(TypeError, "attention_interface", must, remedy, **got)
+            got = {"attention_mask": f"{allowed.dtype}{_errors.shape(allowed)}"}
+            _errors.fail(TypeError, caller, must, remedy, **got)
     stand = {"q_positions": jnp.arange(S - T, S, dtype=jnp.int32), "k_positions": jnp.arange(S, dtype=jnp.int32)}
-    cap = None if softcap is None else lambda score, t, s: softcap * jnp.tanh(score / softcap)
+    cap = None if softcap is None else scores.soft_cap(softcap)
     q, k, v = (jnp.moveaxis(x, 1, 2) for x in (query, key, value))
     out = attend_heads(
         q,
@@ -111,3 +119,23 @@ def attention_interface(
         **stand,
     )
     return out, None
+
+
+def _four_axes(caller: str, name: str, x: Any, last: str) -> jax.Array:
+    """A batch of heads."""
+    x = _errors.array(caller, name, x)
+    remedy = "Heads stand before tokens, and one example is a batch of 1."
+    _errors.rank(caller, 4, f"[B, {'N' if name == 'query' else 'K'}, {last}]", remedy, **{name: x})
+    return x
+
+
+def _sum(caller: str, **biases: jax.Array) -> jax.Array:
+    """The sum of two biases, whatever their dtypes and missing axes, where JAX promotes none too."""
+    try:
+        shape = jnp.broadcast_shapes(*(x.shape for x in biases.values()))
+    except ValueError:
+        must, remedy = f"{' and '.join(biases)} must broadcast", "Give each axis its full length or 1."
+        _errors.fail(ValueError, caller, must, remedy, **biases)
+    dtype = promoted(*(x.dtype for x in biases.values()))
+    a, b = (jnp.broadcast_to(x.astype(dtype), shape) for x in biases.values())
+    return a + b
