@@ -155,6 +155,7 @@ def attention(
     sharded = {name for entry in entries for name in _names(entry)}
     for name, x in (("q", q), ("k", k), ("v", v)):
         _validate_explicit(caller, name, x, spec, sharded)
+    q, k, v = (_cut(x, mesh, of_x) for x, of_x in ((q, q_spec), (k, kv_spec), (v, kv_spec)))
     leaves = [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves]
     return jax.shard_map(
         here,
@@ -163,7 +164,7 @@ def attention(
         out_specs=(q_spec, q_spec) if return_lse else q_spec,
         axis_names=sharded,
     )(
-        *(_cut(x, mesh, of_x) for x, of_x in ((q, q_spec), (k, kv_spec), (v, kv_spec))),
+        *(q, k, v),
         [_cut(x, mesh, spec) for x, spec in zip(leaves, of_mask, strict=True)],
         {n: _cut(x, mesh, specs[n]) for n, x in options_of.items()},
     )
