@@ -443,6 +443,11 @@ def test_a_decoding_step_sees_all_that_came_before():
     np.testing.assert_array_equal(one, [[True, True, True, True, False]])
 
 
+def test_a_window_may_be_wider_than_any_distance():
+    wide = masks.to_dense(masks.window(left=2**40, right=0), T, T)
+    np.testing.assert_array_equal(wide, np.tri(T, dtype=bool))
+
+
 @pytest.mark.parametrize(
     "ask",
     [

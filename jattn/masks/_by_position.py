@@ -174,7 +174,8 @@ def window(left: int | None = None, right: int | None = None) -> Mask:
     if left is None and right is None:
         _errors.fail(ValueError, "window", "left or right must be given", remedy, left="None", right="None")
     sides = {"left": left, "right": right}
-    return Window(**{n: x if x is None else _errors.count("window", n, x) for n, x in sides.items()})
+    most = 2**31 - 1  # beyond it no distance lies
+    return Window(**{n: x if x is None else min(_errors.count("window", n, x), most) for n, x in sides.items()})
 
 
 def prefix(n: Integer[ArrayLike, ""]) -> Mask:
