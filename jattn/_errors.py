@@ -157,7 +157,7 @@ def _positions(caller: str, side: str, length: int, given: Any) -> jax.Array | N
     if given is None:
         return None
     name, axis = f"{side}_positions", {"q": "T", "k": "S"}[side]
-    _in_int32(caller, name, given)
+    in_int32(caller, name, given)
     x = array(caller, name, given)
     kind(caller, name, x, jnp.integer, "Positions count tokens: pass whole numbers.")
     if x.shape != (length,):
@@ -166,13 +166,13 @@ def _positions(caller: str, side: str, length: int, given: Any) -> jax.Array | N
     return x.astype(jnp.int32)  # signed: unsigned positions would wrap where two are subtracted
 
 
-def _in_int32(caller: str, name: str, given: Any) -> None:
+def in_int32(caller: str, name: str, given: Any) -> None:
     """Refuses positions of NumPy that int32 does not hold: they would wrap. Those on a device are not asked."""
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu":
         return
     if given.min(initial=0) < -(2**31) or given.max(initial=0) >= 2**31:
         remedy = "Count the tokens from one that is nearer."
-        fail(ValueError, caller, f"{name} must be less than 2³⁰ in magnitude", remedy, **{name: given})
+        fail(ValueError, caller, f"{name} must be numbers that int32 holds", remedy, **{name: given})
 
 
 def starts(caller: str, q: Any, k: Any = None) -> tuple[jax.Array, jax.Array]:

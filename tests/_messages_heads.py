@@ -29,6 +29,7 @@ POSITIONS = [
     (rope(x=ones(T, 5)), ValueError, "rotary: width must be even, got width 5. Columns turn in pairs."),
     (rope(width=8), ValueError, "rotary: width must not exceed D, got x [13, 6] and width 8. Turn at most every column."),
     (rope(base=1.0), ValueError, "rotary: base must be above 1 and finite, got base 1.0. Most models have 10_000.0."),
+    (rope(positions=np.arange(T) + 2**31), ValueError, "rotary: positions must be numbers that int32 holds, got positions [13]. Count the tokens from one that is nearer."),
     (rope(positions=ones(T)), TypeError, "rotary: positions must be integer, got positions float32[13]. Positions count tokens: pass whole numbers."),
     (rope(positions=ON_AXES), ValueError, "rotary: positions must have the shape [T], here [13], got positions [3, 13]. Give one position to each row, or say by axes which of several axes each pair turns on."),
     (rope(axes=(0, 1, 2)), ValueError, "rotary: positions must have the shape [A, T], T = 13, got positions [13]. Give one row of positions to each axis."),

@@ -161,7 +161,7 @@ TABLE = [
     (attend(mask=masks.causal()), ValueError, f"attention: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
     (attend(mask=masks.causal(), score=lambda x, t, s: x * (t > 3).astype(x.dtype), q_positions=whole(T)), ValueError, f"attention: mask and score look at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no k_positions. {ALIGN}"),
     (attend(q_positions=ones(T)), TypeError, "attention: q_positions must be integer, got q_positions float32[13]. Positions count tokens: pass whole numbers."),
-    (attend(q_positions=np.arange(T) + 2**31), ValueError, "attention: q_positions must be less than 2³⁰ in magnitude, got q_positions [13]. Count the tokens from one that is nearer."),
+    (attend(q_positions=np.arange(T) + 2**31), ValueError, "attention: q_positions must be numbers that int32 holds, got q_positions [13]. Count the tokens from one that is nearer."),
     (attend(k_positions=whole(T)), ValueError, "attention: k_positions must have the shape [S], got k_positions [13]. Give one position to each row of k: S is 17 here."),
     (attend(score="cap"), TypeError, f"attention: score must be a function, got score of type str. {SCORE}"),
     (attend(score=lambda x: x), TypeError, f"attention: score must take three scalars, got score with the arguments (x). {SCORE}"),

@@ -91,6 +91,7 @@ def rotary(
 
 def _positions(caller: str, positions: Any, T: int, pairs: int, axes: Sequence[int] | None) -> jax.Array:
     """[T, 1], or [T, R/2] where each pair turns on an axis of its own; int32."""
+    _errors.in_int32(caller, "positions", positions)
     stand = _errors.array(caller, "positions", positions)
     _errors.kind(caller, "positions", stand, jnp.integer, "Positions count tokens: pass whole numbers.")
     if axes is None:
@@ -175,6 +176,7 @@ def sinusoidal(
        [ 84.  54.   1. 100.]]
     """
     caller = "sinusoidal"
+    _errors.in_int32(caller, "positions", positions)
     stand = _errors.array(caller, "positions", positions)
     _errors.rank(caller, 1, "[T]", "Map over a batch with jax.vmap.", positions=stand)
     stand = _positions(caller, stand, stand.shape[0], 0, None)
