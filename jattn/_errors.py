@@ -199,10 +199,15 @@ def _ordered(rows: jax.Array) -> jax.Array:
     return jax.lax.cummax(jnp.clip(rows, 0, most).astype(jnp.int32))
 
 
-def takes(caller: str, name: str, f: Any, n: int, remedy: str) -> None:
-    """Refuses what is not a function of n scalars."""
+def function(caller: str, name: str, f: Any, remedy: str) -> None:
+    """Refuses what cannot be called."""
     if not callable(f):
         fail(TypeError, caller, f"{name} must be a function", remedy, **{name: f"of type {type(f).__name__}"})
+
+
+def takes(caller: str, name: str, f: Any, n: int, remedy: str) -> None:
+    """Refuses what is not a function of n scalars."""
+    function(caller, name, f, remedy)
     try:
         inspect.signature(f).bind(*range(n))
     except ValueError:  # some that are written in C do not say what they take

@@ -300,10 +300,8 @@ def pulls(
        [-0. -2.]] [33. -4.]
     """
     q, k, v = qkv("pulls", q, k, v)
-    if not callable(loss):
-        remedy = "Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."
-        got = {"loss": f"of type {type(loss).__name__}"}
-        _errors.fail(TypeError, "pulls", "loss must be a function", remedy, **got)
+    remedy = "Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."
+    _errors.function("pulls", "loss", loss, remedy)
     c = q.shape[1] ** -0.5 if scale is None else scale
     taken = attention_steps(q, k, v, mask=mask, bias=bias, scale=scale)
 
