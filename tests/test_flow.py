@@ -341,6 +341,29 @@ def quadratic(x, scale):
 
 
 @pytest.mark.structure
+def test_without_jit_a_run_is_that_of_the_program():
+    x, scale = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7])
+    loss = lambda x, scale: jnp.sum(quadratic(x, scale))  # noqa: E731
+    run = lambda at: flow.run(loss, x, optax.adam(0.1), 3, data=(scale,), at=at).seen  # noqa: E731
+    looks = None, 2, (1, 3)
+    want = [run(at) for at in looks]
+    with jax.disable_jit():
+        got = [run(at) for at in looks]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), got, want)
+
+
+@pytest.mark.structure
+def test_sharpness_aware_steps_are_given_the_gradient_that_they_ask_for():
+    """Two ways of optax to take them: of two gradients a step each, or in one step of two. The loss falls."""
+    x, adversary = jnp.array([2.0, -1.0]), optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+    loss = lambda x: jnp.sum((x - 1) ** 2) + jnp.sum(x**4)  # noqa: E731
+    ways = {opaque: optax.contrib.sam(optax.sgd(0.1), adversary, opaque_mode=opaque) for opaque in (False, True)}
+    runs = {opaque: flow.run(loss, x, way, 4 if opaque else 8) for opaque, way in ways.items()}
+    np.testing.assert_allclose(runs[False].params, runs[True].params, rtol=1e-5)
+    assert runs[True].loss[1] < runs[True].loss[0] / 4
+
+
+@pytest.mark.structure
 def test_a_run_is_the_loop_that_one_would_write():
     x, scale, adam = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7]), optax.adam(0.1)
     look = lambda now: {"x": now.params, "t": now.step, "g": now.grads, "sum": now.sums}  # noqa: E731

@@ -1,6 +1,7 @@
 """The path of an optimiser: one traced loop, and what was seen along it."""
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -122,9 +123,14 @@ class RunRule:
 
     def _update(self, data: Data, grads: Tree, state: Tree, params: Tree, loss: jax.Array) -> tuple[Tree, Tree]:
         """What the optimiser makes of the gradients: (updates, state)."""
+        update = optax.with_extra_args_support(self.optimizer).update
         more = {"value": loss, "grad": grads, "value_fn": lambda params: self.loss(params, *data)}
+        more["grad_fn"] = lambda params, _: jax.grad(self.loss)(params, *data)
+        names = inspect.signature(update).parameters
+        if not any(x.kind is x.VAR_KEYWORD for x in names.values()):  # as of optax.contrib.sam
+            more = {name: x for name, x in more.items() if name in names}
         with jax.numpy_dtype_promotion("standard"):
-            made: tuple[Tree, Tree] = optax.with_extra_args_support(self.optimizer).update(grads, state, params, **more)
+            made: tuple[Tree, Tree] = update(grads, state, params, **more)
         return made
 
     def step(self, run_state: RunState, data: Data) -> RunState:
@@ -144,6 +150,8 @@ class RunRule:
 
     def steps(self, run_state: RunState, data: Data, n: Any) -> RunState:
         """n steps; n may be traced, and where it is not this can be differentiated in reverse."""
+        if isinstance(n, int) and n == 0:  # a scan of no steps has no output to speak of without jit
+            return run_state
         if isinstance(n, int):
             return jax.lax.scan(lambda w, _: (self.step(w, data), None), run_state, length=n)[0]
         return jax.lax.fori_loop(np.int32(0), n, lambda _, w: self.step(w, data), run_state)
@@ -186,7 +194,9 @@ def run(
     Args:
       loss: loss(params, *data) -> scalar. Keep one function object and it is compiled once.
       params: a pytree of floating-point arrays.
-      optimizer: a gradient transformation of optax.
+      optimizer: a gradient transformation of optax, of params as the loss takes them. It is given value, grad, value_fn
+        and grad_fn where it asks for them. The update of optax.lookahead takes the gradient by the fast ones alone:
+        wrap it, as in optax.GradientTransformation(o.init, lambda grads, *more: o.update(grads.fast, *more)).
       steps: how many, 0 or more.
       data: further arguments of the loss, traced: pass arrays here rather than closing over them.
       observe: picks what to keep from a `Now`: any pytree of arrays; the parameters if None.
