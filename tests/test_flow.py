@@ -809,6 +809,18 @@ def test_the_report_sees_a_broken_run_moved_keys_and_missed_limits(free, x64):
     assert not flow.check(free[None], keys="projected", rate=0.5)["η t L → 1/(cγ)²"].passed  # for frozen keys alone
 
 
+@pytest.mark.structure
+def test_a_run_of_no_steps_has_no_limits():
+    read, objective = lambda q: (q, jnp.eye(2)), flow.cross_entropy(0)
+    watch = flow.watch(read, objective, 0)
+    path = flow.run(flow.loss_of(read, objective), jnp.ones(2), optax.sgd(0.1), 0, observe=watch)
+    report = flow.check(path, rate=0.1)
+    assert [(c.identity, c.measured) for c in report.checks if not c.passed] == [
+        ("η t > 0, so that there are limits", 0)
+    ]
+    assert flow.check(path).passed
+
+
 # What is conserved
 
 

@@ -282,6 +282,8 @@ def check(
 def _limits(trajectory: Trajectory[Tree], s: Any, rate: float, within: float) -> tuple[Check, ...]:
     """What theory says of the far end, where the target can be separated from its rivals."""
     t, cg = rate * np.asarray(trajectory.kept().at, np.float64), float(s.widest[0]) / s.k.shape[2] ** 0.5
+    if not t[-1] > 0:
+        return (Check("η t > 0, so that there are limits", float(t[-1]), 1.0, 0.0),)
     if cg == 0:
         return (Check("γ > 0, so that there are limits", 0.0, 1.0, 0.0),)
     early = int(np.searchsorted(t, t[-1] / 10))
