@@ -87,8 +87,23 @@ def traced(call):
 
 
 KEYS = ones(17, 5)
+READ = "Write read(params, *data) -> (q [D], k [S, D]) or (q, k, v [S, Dv])."
 ARRAY = "Pass a jax or NumPy array."
 # Runs are made where they are asked for: every worker of the tests reads this table.
+
+
+class Unquoted(str):
+    """A text that a KeyError shows as it is, without quotes."""
+
+    __repr__ = str.__str__
+
+
+def looked_up(identity):
+    try:
+        return flow.Report((flow.Check("Σ_s p_s = 1", 1.0, 1.0, 0.0),))[identity]
+    except KeyError as refusal:
+        refusal.args = (Unquoted(*refusal.args),)
+        raise
 
 
 def path():
@@ -115,9 +130,11 @@ FLOW = [
     (another_run, ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other steps and at. Give it a folder of its own, or ask for the run that is there."),
     (without_orbax, ImportError, "run_in_parts: orbax must be there to keep a folder, got orbax not installed. Run: pip install 'jattn[train]'."),
     (lambda: flow.integrate(lambda x: x, jnp.ones(()), ones(2, 2)), ValueError, "integrate: times must have the axes [n], got times [2, 2]. Pass the times to look at, from 0 on."),
-    (followed([]), ValueError, "integrate: times must increase from 0 on, got times [0]. Pass the times to look at, sorted and without repeats."),
-    (followed([-0.5, 1.0]), ValueError, "integrate: times must increase from 0 on, got times [2]. Pass the times to look at, sorted and without repeats."),
-    (traced(lambda: jax.jit(followed([2.0, 1.0]))()), ValueError, "integrate: times must increase from 0 on, got times [2]. Pass the times to look at, sorted and without repeats."),
+    (followed([]), ValueError, "integrate: times must increase from 0 on, got times [0]. Pass the times to look at, finite, sorted and without repeats."),
+    (followed([-0.5, 1.0]), ValueError, "integrate: times must increase from 0 on, got times [2]. Pass the times to look at, finite, sorted and without repeats."),
+    (traced(lambda: jax.jit(followed([2.0, 1.0]))()), ValueError, "integrate: times must increase from 0 on, got times [2]. Pass the times to look at, finite, sorted and without repeats."),
+    (followed([0.0, np.inf]), ValueError, "integrate: times must increase from 0 on, got times [2]. Pass the times to look at, finite, sorted and without repeats."),
+    (followed([np.nan]), ValueError, "integrate: times must increase from 0 on, got times [1]. Pass the times to look at, finite, sorted and without repeats."),
     (followed([1.0], tolerance=-1e-5), ValueError, "integrate: tolerance must be above 0, got tolerance -1e-05. In float32 give at least 1e-5."),
     (ran(data=ones(1)), TypeError, "run: data must be a tuple, got data of type ndarray. Give what the loss takes after the parameters, one alone as data=(x,)."),
     (lambda: flow.log_steps(10, per_decade=0), ValueError, "log_steps: per_decade must be at least 1, got per_decade 0. Pass a Python int of at least 1."),
@@ -166,6 +183,18 @@ FLOW = [
     (lambda: flow.max_logit(ones(5), KEYS), ValueError, "max_logit: q must have the axes [T, D], got q [5]. This function is one head without a batch: map it with jax.vmap, or call dot_product_attention."),
     (lambda: flow.balance(ones(3, 1), ones(2, 4)), ValueError, "balance: a must be [n, D] or [D], and b [m, D] or [D], got a [3, 1] and b [2, 4]. The loss must see their product a bᵀ alone."),
     (lambda: flow.pulls(KEYS, KEYS, KEYS, 0), TypeError, "pulls: loss must be a function, got loss of type int. Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."),
+    (ran(loss=None), TypeError, "run: loss must be a function, got loss of type NoneType. Write loss(params, *data) -> scalar."),
+    (ran(observe=3), TypeError, "run: observe must be a function, got observe of type int. Write observe(now) -> a pytree of arrays."),
+    (ran(track=3), TypeError, "run: track must be a function, got track of type int. Write track(updates) -> a pytree of arrays."),
+    (followed([1.0], observe=3), TypeError, "integrate: observe must be a function, got observe of type int. Write observe(now) -> a pytree of arrays."),
+    (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=1, on_progress=3), TypeError, "run_in_parts: on_progress must be a function, got on_progress of type int. Write on_progress(steps taken, steps)."),
+    (recorded(observe=3), TypeError, "recorder: observe must be a function, got observe of type int. Write observe(*args) -> arrays by name."),
+    (lambda: flow.loss_of(3, OBJECTIVE), TypeError, f"loss_of: read must be a function, got read of type int. {READ}"),
+    (lambda: flow.watch(_read, 3, 0), TypeError, "watch: objective must be a function, got objective of type int. Pass a loss on Steps, as cross_entropy(0)."),
+    (lambda: flow.watch(_read, OBJECTIVE, 0, conserved=3), TypeError, "watch: conserved must be a function, got conserved of type int. Write conserved(params) -> a pytree of arrays."),
+    (lambda: flow.loss_of(lambda q: q, OBJECTIVE)(ones(2)), TypeError, f"loss_of: read must return two or three arrays, got read returning of type ndarray. {READ}"),
+    (lambda: flow.loss_of(lambda q: (q,), OBJECTIVE)(ones(2)), TypeError, f"loss_of: read must return two or three arrays, got read returning of 1 parts. {READ}"),
+    (lambda: looked_up("weights"), KeyError, "report: identity must be one that was checked, got identity 'weights'. Those are: Σ_s p_s = 1."),
     (lambda: flow.check(None, keys="free"), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of NoneType. Run it with observe=watch(…)."),
     (lambda: flow.max_logit(ones(3, 5, dtype=np.int32), KEYS), TypeError, "max_logit: q must be floating point, got q int32[3, 5]. Convert it first: q.astype(jax.numpy.float32)."),
     (lambda: flow.rollout(ones(2, 3, 4)), ValueError, "rollout: weights must have the axes [L, T, T], got weights [2, 3, 4]. Average over heads and stack the layers: weights.mean(1)."),

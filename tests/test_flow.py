@@ -687,6 +687,26 @@ def test_times_may_have_another_dtype_than_the_parameters(dtype, times, x64):
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (jnp.bfloat16, np.float32, np.float32),
+        (np.float32, np.float64, np.float32),
+        (np.float32, np.float32, np.float64),
+    ],
+)
+def test_a_flow_of_several_dtypes_is_differentiated_in_reverse_by_parameters_and_data(dtypes, x64):
+    """To time 1, x = exp(−a), dx/dx_0 = exp(−a), dx/da = −exp(−a); no dtype is promoted."""
+    x, t, a = (np.ones((), dtype) for dtype in dtypes)
+    loss = lambda x, a: a.astype(x.dtype) * x**2 / 2  # noqa: E731
+    end = lambda x, a: flow.integrate(loss, x, jnp.stack([0 * t, t]), data=(a,), tolerance=1e-5).params  # noqa: E731
+    slopes = jax.grad(end, (0, 1))(jnp.asarray(x), jnp.asarray(a))
+    assert [slope.dtype for slope in slopes] == [dtypes[0], dtypes[2]]
+    off = 2 * float(jnp.finfo(dtypes[0]).eps) + 1e-4
+    np.testing.assert_allclose(np.float64(slopes), [np.exp(-1), -np.exp(-1)], rtol=off)
+
+
+@pytest.mark.structure
 def test_the_flow_conserves_what_it_should_and_says_where_it_broke(x64):
     start = (np.array([1.0, 0.0]), TOY)
     path = flow.integrate(lambda w: toy_loss(*w, 1), start, np.logspace(-1, 4, 6), tolerance=1e-9)

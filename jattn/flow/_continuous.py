@@ -10,7 +10,7 @@ import numpy as np
 from jattn import _errors
 from jattn._jax import odeint
 from jattn._types import ArrayLike, Float
-from jattn.flow._paths import Data, Loss, Now, Observe, Params, Trajectory, Tree, check_loss
+from jattn.flow._paths import Data, Loss, Now, Observe, Params, Trajectory, Tree, check_functions
 
 
 def integrate(
@@ -43,9 +43,9 @@ def integrate(
       was no longer finite, −1 if none. Differentiable in reverse; by a time that is 0 the derivative is taken as 0.
 
     Raises:
-      TypeError: a parameter is not floating point.
-      ValueError: `times` has not one axis, or is known and does not increase from 0 on; `tolerance` is not above 0; the
-      loss is not a scalar.
+      TypeError: a parameter is not floating point; `loss` or `observe` is no function.
+      ValueError: `times` has not one axis, or is known and does not increase from 0 on, each finite; `tolerance` is not
+      above 0; the loss is not a scalar.
 
     Memory: what `observe` picks, times n, and six copies of the parameters.
 
@@ -58,14 +58,14 @@ def integrate(
       >>> print((1000 * path.params).round())  # 1000 / e
       368.0
     """
-    params = check_loss("integrate", loss, params, data)
+    params = check_functions("integrate", loss, observe, params, data)
     if isinstance(times, Sequence):
         times = [float(t) if type(t) is int or isinstance(t, np.integer) else t for t in times]
     given, times = times, _errors.array("integrate", "times", times)
     _errors.floating("integrate", times=times)
     _errors.rank("integrate", 1, "[n]", "Pass the times to look at, from 0 on.", times=times)
     if not len(times) or (_errors.known(*jax.tree.leaves(given)) and not _increase(np.asarray(given))):
-        remedy = "Pass the times to look at, sorted and without repeats."
+        remedy = "Pass the times to look at, finite, sorted and without repeats."
         _errors.fail(ValueError, "integrate", "times must increase from 0 on", remedy, times=times)
     if not tolerance > 0:
         remedy = "In float32 give at least 1e-5."
@@ -74,25 +74,40 @@ def integrate(
 
 
 def _increase(times: np.ndarray) -> bool:
-    return bool(times[0] >= 0 and (np.diff(times) > 0).all())
+    return bool(times[0] >= 0 and (np.diff(times) > 0).all() and times[-1] < np.inf)
+
+
+def _is_float(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _as(like: Tree, tree: Tree) -> Tree:
+    """`tree` in the dtypes of `like`."""
+    return jax.tree.map(lambda to, x: x.astype(to.dtype) if _is_float(to) else x, like, tree)
 
 
 @partial(jax.jit, static_argnames=("loss", "observe", "tolerance"))
 def _integrate(
     loss: Loss, observe: Observe | None, params: Params, times: jax.Array, data: Data, tolerance: float
 ) -> Trajectory[Params]:
-    def flow(params: Tree, tau: jax.Array, data: Data) -> Tree:
-        return jax.tree.map(lambda g: -jnp.exp(tau).astype(g.dtype) * g, jax.grad(loss)(params, *data))
+    data = jax.tree.map(jnp.asarray, data)  # without jit they may be numbers of Python
+    # odeint ravels the parameters, the clock and, in reverse, the data together, and so takes them in one dtype alone.
+    dtype = _errors.wide(times, *(x for x in jax.tree.leaves((params, data)) if _is_float(x)))
+    widened = jax.tree.map(lambda x: x.astype(dtype) if _is_float(x) else x, (params, data))
+
+    def flow(wide: Tree, tau: jax.Array, wide_data: Data) -> Tree:
+        grads = jax.grad(loss)(_as(params, wide), *_as(data, wide_data))
+        return jax.tree.map(lambda g: -jnp.exp(tau) * g.astype(dtype), grads)
 
     # odeint divides by the length of its last step, and at t = 0 there was none: it is asked for a later time there.
-    clock = times.astype(_errors.wide(times, *jax.tree.leaves(params)))
+    clock = times.astype(dtype)
     after = jnp.where(clock == 0, 0.5 * jnp.min(jnp.where(clock == 0, 1, clock), initial=1), clock)
     taus = jnp.concatenate([jnp.zeros(1, clock.dtype), jnp.log1p(after)])
-    with jax.numpy_dtype_promotion("standard"):  # odeint's own arithmetic mixes the clock with the parameters
-        path = odeint(flow, params, taus, data, rtol=tolerance / 10, atol=tolerance / 10)
+    path = odeint(flow, widened[0], taus, widened[1], rtol=tolerance / 10, atol=tolerance / 10)
     path = jax.tree.map(
-        lambda x, x0: jnp.where((times == 0).reshape(-1, *[1] * x0.ndim), x0[None], x[1:]), path, params
-    )
+        lambda x, x0: jnp.where((times == 0).reshape(-1, *[1] * x0.ndim), x0[None], x[1:].astype(x0.dtype)),
+        path, params,
+    )  # fmt: skip
 
     def look(i: jax.Array, params: Tree) -> tuple[jax.Array, Tree]:
         value, grads = jax.value_and_grad(loss)(params, *data)

@@ -74,6 +74,10 @@ def loss_of(read: Read, objective: Objective) -> Callable[..., jax.Array]:
     Returns:
       loss(params, *data) -> scalar, for `run` and `integrate`.
 
+    Raises:
+      TypeError: `read` or `objective` is no function; or, when the loss is called, `read` returns neither two nor three
+      arrays.
+
     Memory: S.
 
     Source: composition.
@@ -86,8 +90,10 @@ def loss_of(read: Read, objective: Objective) -> Callable[..., jax.Array]:
       0.6931
     """
 
+    _check_functions("loss_of", read, objective)
+
     def loss(params: Tree, *data: Any) -> jax.Array:
-        q, k, v = _read(read, params, data)
+        q, k, v = _read("loss_of", read, params, data)
         return objective(attention_steps(q[None], k, v))
 
     return loss
@@ -107,7 +113,9 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
       observe(now) -> Diagnostics.
 
     Raises:
-      TypeError, ValueError: when it is called, `target` is not one whole number, or is known and is no number of a key.
+      TypeError: `read`, `objective` or `conserved` is no function.
+      TypeError, ValueError: when it is called, `read` returns neither two nor three arrays, `target` is not one whole
+      number, or is known and is no number of a key.
 
     Memory: S × D, and S × S for the max-margin direction.
 
@@ -124,8 +132,12 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
       [ 49.  99. 100.] [1000.  995.  995.]
     """
 
+    _check_functions("watch", read, objective)
+    if conserved is not None:
+        _errors.function("watch", "conserved", conserved, "Write conserved(params) -> a pytree of arrays.")
+
     def observe(now: Now) -> Diagnostics:
-        q, k, v = _read(read, now.params, now.data)
+        q, k, v = _read("watch", read, now.params, now.data)
         _errors.number_of("watch", "target", target, len(k), "S")
         # Inside jax.shard_map a gradient by keys that all devices share would be summed over the devices.
         q = vary_as(k, q)
@@ -170,7 +182,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Every identity that was checked; printed, one a line."""
+    """Every identity that was checked, by its name; printed, one a line. Of another name it is a KeyError."""
 
     checks: tuple[Check, ...]
 
@@ -179,7 +191,11 @@ class Report:
         return all(check.passed for check in self.checks)
 
     def __getitem__(self, identity: str) -> Check:
-        return next(check for check in self.checks if check.identity == identity)
+        by_name = {check.identity: check for check in self.checks}
+        if identity not in by_name:
+            got, remedy = {"identity": repr(identity)}, "Those are: " + "; ".join(by_name) + "."
+            _errors.fail(KeyError, "report", "identity must be one that was checked", remedy, **got)
+        return by_name[identity]
 
     def __str__(self) -> str:
         width = max((len(check.identity) for check in self.checks), default=0)
@@ -309,6 +325,18 @@ def _cos(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(size == 0, 0, a @ b / jnp.where(size == 0, 1, size))
 
 
-def _read(read: Read, params: Tree, data: Data) -> tuple[jax.Array, jax.Array, jax.Array]:
-    q, k, *v = read(params, *data)
+_READ = "Write read(params, *data) -> (q [D], k [S, D]) or (q, k, v [S, Dv])."
+
+
+def _check_functions(caller: str, read: Read, objective: Objective) -> None:
+    _errors.function(caller, "read", read, _READ)
+    _errors.function(caller, "objective", objective, "Pass a loss on Steps, as cross_entropy(0).")
+
+
+def _read(caller: str, read: Read, params: Tree, data: Data) -> tuple[jax.Array, jax.Array, jax.Array]:
+    made = read(params, *data)
+    if not isinstance(made, tuple | list) or len(made) not in (2, 3):
+        got = f"of {len(made)} parts" if isinstance(made, tuple | list) else f"of type {type(made).__name__}"
+        _errors.fail(TypeError, caller, "read must return two or three arrays", _READ, **{"read returning": got})
+    q, k, *v = made
     return q, k, v[0] if v else k

@@ -66,6 +66,8 @@ def run_in_parts(
       0.0625
     """
     every = _errors.count("run_in_parts", "every", every, least=1)
+    if on_progress is not None:
+        _errors.function("run_in_parts", "on_progress", on_progress, "Write on_progress(steps taken, steps).")
     rule, params, looks = validate("run_in_parts", loss, params, optimizer, steps, data, observe, at, track)
     run_state = _begin(rule, params, state, data)
     told = {"steps": steps, "at": list(looks), "params": _shapes((run_state.params, run_state.state, run_state.sums))}

@@ -214,8 +214,8 @@ def run(
       cuts it.
 
     Raises:
-      TypeError: a parameter is not floating point; `steps` or `at` are not whole numbers; `data` is no tuple; an update
-      narrows a dtype of the optimiser's state.
+      TypeError: a parameter is not floating point; `steps` or `at` are not whole numbers; `data` is no tuple; `loss`,
+      `observe` or `track` no function; an update narrows a dtype of the optimiser's state.
       ValueError: `at` is not increasing within 0 to `steps`; the loss is not a scalar; an update changes the structure
       or a shape of the optimiser's state.
 
@@ -329,12 +329,17 @@ def validate(
     if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
         got = {"optimizer": f"of type {type(optimizer).__name__}"}
         _errors.fail(TypeError, caller, "optimizer must be one of optax", "Pass for example optax.sgd(0.1).", **got)
-    params = check_loss(caller, loss, params, data)
+    if track is not None:
+        _errors.function(caller, "track", track, "Write track(updates) -> a pytree of arrays.")
+    params = check_functions(caller, loss, observe, params, data)
     return RunRule(loss, optimizer, observe, track), params, _looks(caller, steps, at)
 
 
-def check_loss(caller: str, loss: Loss, params: Tree, data: Data) -> Tree:
-    """The parameters as arrays, once they, the data and the loss are seen to be real."""
+def check_functions(caller: str, loss: Loss, observe: Observe | None, params: Tree, data: Data) -> Tree:
+    """The parameters as arrays, once they, the data, `observe` and the loss are seen to be real."""
+    _errors.function(caller, "loss", loss, "Write loss(params, *data) -> scalar.")
+    if observe is not None:
+        _errors.function(caller, "observe", observe, "Write observe(now) -> a pytree of arrays.")
     if not isinstance(data, tuple | list):  # rows of an array would be taken for arguments
         got = {"data": f"of type {type(data).__name__}"}
         remedy = "Give what the loss takes after the parameters, one alone as data=(x,)."

@@ -49,10 +49,11 @@ class Recorder:
         asked for.
 
     Raises:
-      TypeError, ValueError: `at` is not increasing or not below 2³¹, `file` is no .npy or none of a recorder's; when
-        called: a step is not a whole number, what is observed has no names, is no number, or has another structure,
-        shape or dtype than before; it is called inside jax.vmap or jax.shard_map. What differs in a jitted loop is a
-        JaxRuntimeError.
+      TypeError, ValueError: `at` is not increasing or not below 2³¹, `file` is no .npy or none of a recorder's,
+        `observe` no function; when called: a step is not a whole number, what is observed has no names, is no number,
+        or has another structure, shape or dtype than before; it is called inside jax.vmap or jax.shard_map. What
+        differs in a jitted loop is a JaxRuntimeError; in a jax.checkpoint that is differentiated JAX raises a
+        NotImplementedError, "Effects not supported".
 
     Memory: one record and the numbers of the steps; where every second is dropped the file, `limit` records at most.
 
@@ -86,6 +87,7 @@ class Recorder:
         at: int | Sequence[int] = 1,
         limit: int = 1000,
     ) -> None:
+        _errors.function(_CALLER, "observe", observe, "Write observe(*args) -> arrays by name.")
         self._file, self._observe = Path(file), observe
         if self._file.suffix != ".npy":
             _errors.fail(ValueError, _CALLER, "file must end in .npy", "Name one.", file=self._file.name)
