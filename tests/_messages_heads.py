@@ -71,6 +71,8 @@ def latent():
 
 
 MAPPED = "No batch: map with jax.vmap, in_axes (None, 0)."
+MADE = "Make them with heads.init or heads.latent_init, or name what comes from elsewhere as they do."
+ROPE = "Write rope(x [T, D], positions [T]) -> [T, D], as jattn.positions.rotary."
 NORM = "Leave it out for q and k without a norm."
 SHARE = "Each key/value head serves the same number of query heads."
 
@@ -135,6 +137,15 @@ HEADS = [
     (lambda: heads.agreement(ones(4), ones(2, 2)), ValueError, "agreement: estimate and effect must have one shape, got estimate [4] and effect [2, 2]. Give both for the same heads."),
     (lens(out=ones(T, 6)), ValueError, "backward_lens: out must have the axes [H, T, Dv], got out [13, 6]. No batch: map with jax.vmap."),
     (lens(unembed=ones(7, 9)), ValueError, "backward_lens: out [H, T, Dv], gradient [H, Dv, E] and unembed [E, V] must agree in H, Dv and E, got out [4, 13, 6] and gradient [4, 6, 8] and unembed [7, 9]. Take all three of one layer."),
+    (lambda: heads.multi_head(None, ones(T, 8)), TypeError, f"project: params must be a mapping of arrays by name, got params of type NoneType. {MADE}"),
+    (lambda: heads.multi_head({"q": ones(8, 4, 2)}, ones(T, 8)), ValueError, f"project: params must hold k and v, got params with q. {MADE}"),
+    (attend(more={"q_norm": ones(2)}), ValueError, f"project: params must hold k_norm, got params with k, out, q, q_norm, v. {MADE}"),
+    (lambda: heads.output({}, ones(4, T, 2), ones(T, 8)), ValueError, f"output: params must hold out, got params with nothing. {MADE}"),
+    (lambda: heads.latents(params(), ones(T, 8), rope=rotary), ValueError, f"latents: params must hold kv_down and kv_norm and k_rope, got params with k, out, q, v. {MADE}"),
+    (lambda: heads.latents(latent() | {"q_down": ones(8, 3)}, ones(T, 8), rope=rotary), ValueError, f"latents: params must hold q_latent_norm, got params with k, k_rope, kv_down, kv_norm, out, q, q_down, v. {MADE}"),
+    (attend(rope=10_000.0), TypeError, f"project: rope must be a function, got rope of type float. {ROPE}"),
+    (lambda: heads.latents(latent(), ones(T, 8), rope=None), TypeError, f"latents: rope must be a function, got rope of type NoneType. {ROPE}"),
+    (lambda: heads.effects(None, ones(4)), TypeError, "effects: f must be a function, got f of type NoneType. Write f(gates) -> a loss or a logit."),
     (lambda: heads.latent_absorbed(latent(), ones(2, T, 8), rope=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),
 ]  # fmt: skip
 

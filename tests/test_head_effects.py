@@ -40,6 +40,8 @@ def by_reference(q, k, allowed, sink=None, slopes=None):
         t, s = np.ogrid[:T, :T]
         logits = q[h] @ k[h // (H // HKV)].T / D**0.5 - (0 if slopes is None else slopes[h] * (t - s))
         logits = np.where(allowed, logits, -np.inf)
+        if sink is None:  # or those above 700 would overflow
+            logits = logits - np.maximum(logits.max(1, keepdims=True), -1e300)
         rest = 0 if sink is None else np.exp(sink[h])
         exps = np.exp(logits)
         weights = exps / np.maximum(exps.sum(1, keepdims=True) + rest, 1e-300)
@@ -91,6 +93,21 @@ def test_head_scores_take_tokens_up_to_the_ends_of_their_dtype(dtype):
     q, k = normal(2, 4, D), normal(1, 4, D, seed=1)
     of = lambda *tokens: np.stack(heads.head_scores(q, k, np.array(tokens, dtype), mask=masks.causal()))  # noqa: E731
     assert_close(of(least, 1, most, 1), of(2, 1, 3, 1), ulps=0)  # the token alone matters, not its number
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e7])
+def test_head_scores_of_large_logits_are_right_to_the_rounding_of_these(size):
+    """Ties included, which are split; and no score leaves [0, 1]."""
+    q, k = np.float32(normal(H, T, D)), np.float32(normal(HKV, T, D, seed=1))
+    k[:, 1::2] = k[:, :-1:2]
+    q *= np.float32(D**0.5 * size / np.abs(np.einsum("htd,hsd->hts", q, np.repeat(k, H // HKV, 0))).max())
+    found = np.stack(heads.head_scores(q, k, TOKENS, mask=masks.causal()))
+    want = by_reference(np.float64(q), np.float64(k), CAUSAL)
+    off = 4 * size * np.finfo(np.float32).eps
+    assert np.abs(found - want)[:4].max() < min(off, 1)
+    assert np.abs(found - want)[4].max() < off
+    assert (found[:4] >= 0).all()
+    assert (found[:4] <= 1).all()
 
 
 def test_head_scores_of_no_tokens_are_0():
@@ -181,6 +198,17 @@ def test_agreement_is_that_of_ranks_with_ties():
     assert heads.agreement(a, -(a**3)).rank_correlation == pytest.approx(-1)
     assert np.isnan(heads.agreement(a, np.ones((2, 3))).rank_correlation)
     assert np.isnan(heads.agreement(a, np.where(b > 0, b, np.nan)).rank_correlation)
+
+
+def test_effects_and_gradients_of_two_dtypes_promote_as_in_attention():
+    half = lambda x: jnp.asarray(x, jnp.bfloat16)  # noqa: E731
+    out, gradient, unembed = normal(H, T, DV), normal(H, DV, E, seed=1), normal(E, V, seed=2)
+    got = heads.backward_lens(half(out), gradient, half(unembed))
+    want = heads.backward_lens(np.float64(half(out)), gradient, np.float64(half(unembed)))
+    assert_close((got.written, got.logits), (want.written, want.logits), ulps=64)
+    assert heads.agreement(half(normal(H)), normal(H)).error.dtype == np.float64
+    mixed = heads.head_scores(half(normal(H, T, D)), normal(HKV, T, D), TOKENS)
+    assert {x.dtype for x in mixed} == {np.dtype(np.float64)}
 
 
 def test_the_backward_lens_is_what_a_step_of_gradient_descent_adds():

@@ -231,6 +231,27 @@ def test_latent_attention_expanded_is_absorbed_and_both_are_the_definition(q_ran
     assert_close(out, total, ulps=256)
 
 
+def test_params_and_tokens_of_two_dtypes_promote_as_in_attention():
+    """With strict promotion too; a part of params may be wider than the rest."""
+    latent = init(jax.random.key(0), E, heads.latent_init, heads=H, head_dim=D, rope_dim=2, value_dim=DV, kv_rank=C,
+                  q_rank=C, dtype=jnp.bfloat16)  # fmt: skip
+    x = normal(T, E).astype(np.float32)
+    forms = [(heads.multi_head, drawn_in_half(form)) for form in (FORMS["all at once"], FORMS["L2 norm of q and k"])]
+    forms += [(partial(f, rope=rotary), latent) for f in (heads.latent_expanded, heads.latent_absorbed)]
+    for f, params in forms:
+        wide = jax.tree.map(lambda w: w.astype(np.float32), params)
+        got = f(params, x)
+        assert got.dtype == jnp.float32
+        assert_close(got, f(wide, x), ulps=2**6)
+        for name in ("k_rope", "out"):
+            some = params | {name: wide[name]} if name in params else params
+            jax.eval_shape(f, some, x.astype(jnp.bfloat16))
+
+
+def drawn_in_half(form):
+    return init(jax.random.key(0), E, heads=H, head_dim=D, dtype=jnp.bfloat16, **form)
+
+
 def test_a_batch_is_a_vmap_and_low_precision_stays_low():
     params = init(jax.random.key(0), E, heads=H, head_dim=D, kv_heads=HKV, dtype=jnp.bfloat16)
     x = normal(2, T, E).astype(jnp.bfloat16)

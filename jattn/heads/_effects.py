@@ -9,6 +9,7 @@ from jax.scipy.stats import rankdata
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Float, Integer
+from jattn.heads._params import standard
 from jattn.per_query import top_keys
 
 
@@ -61,7 +62,7 @@ def effects(
       Effects(value, first_order, second_order, knock_out), a named tuple: f(γ), and arrays of the shape of gates.
 
     Raises:
-      TypeError: gates are not floating point, or f returns no real number.
+      TypeError: gates are not floating point, or f is no function or returns no real number.
 
     Memory: that of f and of its gradient; batch_size times that of f and its second tangent. Under jax.jit what is not
       used is not computed: the second order takes as long as a few knock-outs.
@@ -90,6 +91,7 @@ def effects(
     caller = "effects"
     gates = _errors.array(caller, "gates", gates)
     _errors.floating(caller, gates=gates)
+    _errors.function(caller, "f", f, "Write f(gates) -> a loss or a logit.")
     out = jax.eval_shape(f, gates)
     if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
         got = f"{out.dtype}{_errors.shape(out)}" if hasattr(out, "dtype") else type(out).__name__
@@ -147,11 +149,12 @@ def agreement(estimate: Float[ArrayLike, "*H"], effect: Float[ArrayLike, "*H"]) 
         _errors.fail(ValueError, "agreement", must, remedy, estimate=estimate, effect=effect)
     dtype = _errors.wide(estimate, effect)
     ranks = (rankdata(x.ravel(), nan_policy="propagate").astype(dtype) for x in (estimate, effect))
-    return Agreement(
-        rank_correlation=jnp.corrcoef(*ranks)[0, 1],
-        opposite_sign=jnp.sign(estimate) * jnp.sign(effect) < 0,
-        error=estimate - effect,
-    )
+    with standard():
+        return Agreement(
+            rank_correlation=jnp.corrcoef(*ranks)[0, 1],
+            opposite_sign=jnp.sign(estimate) * jnp.sign(effect) < 0,
+            error=estimate - effect,
+        )
 
 
 def backward_lens(
@@ -216,7 +219,8 @@ def backward_lens(
         must = "out [H, T, Dv], gradient [H, Dv, E] and unembed [E, V] must agree in H, Dv and E"
         remedy = "Take all three of one layer."
         _errors.fail(ValueError, caller, must, remedy, out=out, gradient=gradient, unembed=unembed)
-    written = -jnp.einsum("htd,hde->hte", out, gradient)
+    with standard():
+        written = -jnp.einsum("htd,hde->hte", out, gradient)
     # The tokens are keys: the n best of each place are found tile by tile.
     best = jax.vmap(lambda x: top_keys(x, unembed.T, n, scale=1.0))
     return BackwardLens(written, *best(written), decrease=jnp.sum(gradient**2, (1, 2)))

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
-from jattn.heads._multi import PerHead, Rope, grouped, output, rms_norm
-from jattn.heads._params import LECUN, Initializer, Params, fit, matrices
+from jattn.heads._multi import ROPE, PerHead, Rope, grouped, output, rms_norm
+from jattn.heads._params import LECUN, Initializer, Params, fit, held, matrices, standard
 from jattn.one_head import SharedOptions
 
 
@@ -93,7 +93,8 @@ def latents(
       part of the keys [T, R]: C + R numbers a token are all that a cache needs.
 
     Raises:
-      ValueError: x is not [T, E], E as wide as params take; or params do not fit one another.
+      TypeError: params are no mapping, or rope is no function.
+      ValueError: x is not [T, E], E as wide as params take; or params lack a matrix or do not fit one another.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", eq. 37 to 43.
 
@@ -106,6 +107,10 @@ def latents(
     """
     caller = "latents"
     kept = ("kv_down E C", "kv_norm C", "k C H D", "v C H Dv", "k_rope E R", "q_down E Q", "q_latent_norm Q")
+    held(caller, params, "kv_down", "kv_norm", "k", "v", "k_rope", "q")
+    if "q_down" in params:
+        held(caller, params, "q_latent_norm")
+    _errors.function(caller, "rope", rope, ROPE)
     lengths = fit(caller, params, kept)
     lengths["D+R"] = params["k"].shape[2] + params["k_rope"].shape[1]
     fit(caller, params, (f"q {'Q' if 'q_down' in params else 'E'} H D+R",), **lengths)
@@ -118,12 +123,13 @@ def latents(
         )
     rows = jnp.arange(x.shape[0], dtype=jnp.int32)
     positions = rows if positions is None else _errors.array(caller, "positions", positions)
-    asked = rms_norm(x @ params["q_down"], params["q_latent_norm"], eps=eps) if "q_down" in params else x
-    q = jnp.einsum("te,ehd->htd", asked, params["q"])
+    with standard():
+        asked = rms_norm(x @ params["q_down"], params["q_latent_norm"], eps=eps) if "q_down" in params else x
+        q = jnp.einsum("te,ehd->htd", asked, params["q"])
+        latent, k_rope = rms_norm(x @ params["kv_down"], params["kv_norm"], eps=eps), x @ params["k_rope"]
     D = params["k"].shape[2]
-    latent = rms_norm(x @ params["kv_down"], params["kv_norm"], eps=eps)
     q_rope = jax.vmap(rope, (0, None))(q[:, :, D:], positions)
-    return q[:, :, :D], q_rope, latent, rope(x @ params["k_rope"], positions)
+    return q[:, :, :D], q_rope, latent, rope(k_rope, positions)
 
 
 def latent_expanded(
@@ -167,10 +173,11 @@ def latent_expanded(
       True
     """
     q, q_rope, latent, k_rope = latents(params, x, positions=positions, rope=rope, eps=eps)
-    k = jnp.einsum("sc,chd->hsd", latent, params["k"])
-    v = jnp.einsum("sc,chd->hsd", latent, params["v"])
-    k_rope = jnp.broadcast_to(k_rope[None], (k.shape[0], *k_rope.shape))
-    q, k = jnp.concatenate([q, q_rope], 2), jnp.concatenate([k, k_rope], 2)
+    with standard():
+        k = jnp.einsum("sc,chd->hsd", latent, params["k"])
+        v = jnp.einsum("sc,chd->hsd", latent, params["v"])
+        k_rope = jnp.broadcast_to(k_rope[None], (k.shape[0], *k_rope.shape))
+        q, k = jnp.concatenate([q, q_rope], 2), jnp.concatenate([k, k_rope], 2)
     out = grouped(q, k, v, per_head=per_head, q_positions=positions, k_positions=positions, **options)
     return output(params, out, x)
 
@@ -215,7 +222,10 @@ def latent_absorbed(
     """
     q, q_rope, latent, k_rope = latents(params, x, positions=positions, rope=rope, eps=eps)
     options = {"scale": (q.shape[2] + q_rope.shape[2]) ** -0.5} | options
-    q = jnp.concatenate([jnp.einsum("htd,chd->htc", q, params["k"]), q_rope], 2)
-    k = jnp.concatenate([latent, k_rope], 1)
+    with standard():
+        q = jnp.concatenate([jnp.einsum("htd,chd->htc", q, params["k"]), q_rope], 2)
+        k = jnp.concatenate([latent, k_rope], 1)
     out = grouped(q, k[None], latent[None], per_head=per_head, q_positions=positions, k_positions=positions, **options)
-    return output(params, jnp.einsum("htc,chd->htd", out, params["v"]), x)
+    with standard():
+        out = jnp.einsum("htc,chd->htd", out, params["v"])
+    return output(params, out, x)

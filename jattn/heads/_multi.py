@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import AnyArray, Array, ArrayLike, ArrayTree, DTypeLike, Float, Integer, PRNGKey
 from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
-from jattn.heads._params import LECUN, Initializer, Params, at_least_1, fit, matrices
+from jattn.heads._params import LECUN, Initializer, Params, at_least_1, fit, held, matrices, standard
 from jattn.one_head import AttentionOptions, SharedOptions, attention
 
+ROPE = "Write rope(x [T, D], positions [T]) -> [T, D], as jattn.positions.rotary."
 PerHead: TypeAlias = Mapping[str, ArrayTree]
 """Options of `attention` with a leading axis H in their leaves."""
 Rope: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
@@ -136,7 +137,8 @@ def multi_head(
       [T, E], in the dtype that x and params have together. A token that may attend no other gives 0, or its out_bias.
 
     Raises:
-      TypeError, ValueError: as `attention`; params do not fit x, the context, or one another; positions are missing.
+      TypeError, ValueError: as `attention`; params lack a matrix or do not fit x, the context, or one another;
+      positions are missing; rope is no function.
 
     Memory: linear in T and S, as `attention`; a key/value head is never repeated.
 
@@ -190,7 +192,8 @@ def project(
       q [H, T, D], k [Hkv, S, D], v [Hkv, S, Dv]: what a cache keeps is k and v. With a temperature, q holds it.
 
     Raises:
-      ValueError: params do not fit x, the context, or one another.
+      TypeError: params are no mapping, or rope is no function.
+      ValueError: params lack a matrix or do not fit x, the context, or one another.
 
     Source: Vaswani et al. 2017, section 3.2.2.
 
@@ -204,6 +207,9 @@ def project(
     """
     caller = "project"
     biases, norms = ("q_bias H D", "k_bias Hkv D", "v_bias Hkv Dv"), ("q_norm D", "k_norm D", "temperature H")
+    held(caller, params, "q", "k", "v")
+    if "q_norm" in params or "k_norm" in params:
+        held(caller, params, "q_norm", "k_norm")
     fit(caller, params, ("q E H D", "k C Hkv D", "v C Hkv Dv", *biases, *norms))
     x = _errors.array(caller, "x", x)
     context = x if context is None else _errors.array(caller, "context", context)
@@ -216,16 +222,19 @@ def project(
             _errors.fail(ValueError, caller, must, remedy, **{said: tokens, name: params[name]})
 
     def of(name: str, tokens: jax.Array) -> jax.Array:
-        made = jnp.einsum("te,ehd->htd", tokens, params[name])
-        return made + params[f"{name}_bias"][:, None, :] if f"{name}_bias" in params else made
+        with standard():
+            made = jnp.einsum("te,ehd->htd", tokens, params[name])
+            return made + params[f"{name}_bias"][:, None, :] if f"{name}_bias" in params else made
 
     q, k, v = of("q", x), of("k", context), of("v", context)
     if "q_norm" in params:
         q, k = rms_norm(q, params["q_norm"], eps=eps), rms_norm(k, params["k_norm"], eps=eps)
     if "temperature" in params:  # L2: a root mean square of 1/√D is a length of 1
         unit = jnp.full(q.shape[-1], q.shape[-1] ** -0.5, q.dtype)
-        q, k = rms_norm(q, unit, eps=eps) * params["temperature"][:, None, None], rms_norm(k, unit, eps=eps)
+        with standard():
+            q, k = rms_norm(q, unit, eps=eps) * params["temperature"][:, None, None], rms_norm(k, unit, eps=eps)
     if rope is not None:
+        _errors.function(caller, "rope", rope, ROPE)
         q_positions, k_positions = (
             jnp.arange(n, dtype=jnp.int32) if p is None else _errors.array(caller, name, p)
             for name, n, p in (("q_positions", q.shape[1], q_positions), ("k_positions", k.shape[1], k_positions))
@@ -329,7 +338,7 @@ def output(params: Params, out: Float[AnyArray, "H T Dv"], x: Float[ArrayLike, "
       [T, E].
 
     Raises:
-      TypeError, ValueError: params do not fit out, x, or one another.
+      TypeError, ValueError: params are no mapping, lack `out`, or do not fit out, x, or one another.
 
     Source: Vaswani et al. 2017, section 3.2.2.
 
@@ -344,6 +353,7 @@ def output(params: Params, out: Float[AnyArray, "H T Dv"], x: Float[ArrayLike, "
     out = _errors.array(caller, "out", out)
     _errors.rank(caller, 3, "[H, T, Dv]", "No batch: map with jax.vmap.", out=out)
     H, T, Dv = out.shape
+    held(caller, params, "out")
     if "gate" in params:
         x = _errors.array(caller, "x", x)
         _errors.rank(caller, 2, "[T, E]", "No batch: map with jax.vmap, in_axes (None, 0).", x=x)
@@ -352,12 +362,13 @@ def output(params: Params, out: Float[AnyArray, "H T Dv"], x: Float[ArrayLike, "
             _errors.fail(ValueError, caller, "out [H, T, Dv] and x [T, E] must have one T", remedy, out=out, x=x)
         fit(caller, params, ("gate E H Dv",), E=x.shape[1], H=H, Dv=Dv)
     fit(caller, params, ("out H Dv E", "head_scale H", "out_bias E"), H=H, Dv=Dv)
-    if "head_scale" in params:
-        out = out * params["head_scale"][:, None, None]
-    if "gate" in params:
-        out = out * jax.nn.sigmoid(jnp.einsum("te,ehd->htd", x, params["gate"]))
-    joined = jnp.einsum("htd,hde->te", out, params["out"])
-    return joined + params["out_bias"][None] if "out_bias" in params else joined
+    with standard():
+        if "head_scale" in params:
+            out = out * params["head_scale"][:, None, None]
+        if "gate" in params:
+            out = out * jax.nn.sigmoid(jnp.einsum("te,ehd->htd", x, params["gate"]))
+        joined = jnp.einsum("htd,hde->te", out, params["out"])
+        return joined + params["out_bias"][None] if "out_bias" in params else joined
 
 
 def rms_norm(x: Float[ArrayLike, "*B D"], weight: Float[ArrayLike, " D"], *, eps: float = 1e-6) -> Float[Array, "*B D"]:

@@ -41,6 +41,23 @@ def fit(caller: str, params: Params, axes: Sequence[str], **known: Any) -> dict[
     return lengths
 
 
+def held(caller: str, params: Params, *names: str) -> None:
+    """Refuses what is no mapping, or lacks one of these arrays."""
+    remedy = "Make them with heads.init or heads.latent_init, or name what comes from elsewhere as they do."
+    if not isinstance(params, Mapping):
+        got = {"params": f"of type {type(params).__name__}"}
+        _errors.fail(TypeError, caller, "params must be a mapping of arrays by name", remedy, **got)
+    missing = [name for name in names if name not in params]
+    if missing:
+        has = ", ".join(sorted(map(str, params))) or "nothing"
+        _errors.fail(ValueError, caller, f"params must hold {' and '.join(missing)}", remedy, params=f"with {has}")
+
+
+def standard() -> Any:
+    """Within it arrays of two dtypes promote to one, as in attention, with jax_numpy_dtype_promotion="strict" too."""
+    return jax.numpy_dtype_promotion("standard")
+
+
 def matrices(
     key: PRNGKey, shapes: Mapping[str, tuple[int, ...]], initializer: Initializer, dtype: DTypeLike
 ) -> dict[str, jax.Array]:

@@ -66,8 +66,9 @@ def head_scores(
     Returns:
       HeadScores(previous_token, duplicate_token, induction, first_token, entropy), a named tuple of arrays [H], in
       float32 or wider, differentiable to every order. Weights are from 0 to 1; where no query has such a key, a score
-      is 0. A query that may attend no key counts nowhere. `t − 1` and `s < t` speak of positions where these are
-      given, `s − 1` of the row before. With a sink, weights are those beside it, and the entropy that without it.
+      is 0. Each weight is right to the rounding of the logits of its row, about eps · max |logit|. A query that may
+      attend no key counts nowhere. `t − 1` and `s < t` speak of positions where these are given, `s − 1` of the row
+      before. With a sink, weights are those beside it, and the entropy that without it.
 
     Raises:
       TypeError, ValueError: as `attention`; tokens are not integers [T], or q and k not of T rows; heads do not fit.
