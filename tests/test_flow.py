@@ -314,6 +314,25 @@ def test_the_max_margin_direction_is_that_of_scipy_and_of_the_dual(x64):
     assert 5 < separable < 40
 
 
+def test_keys_that_nearly_lie_in_a_plane_or_a_line_are_separated_to_rounding(x64):
+    """In float32 the margin is found to the rounding of float32, not to half of its digits."""
+    widest = jax.jit(flow.max_margin)
+    rng, eps = np.random.default_rng(2), float(np.finfo(np.float32).eps)
+    for i in range(60):
+        S, D, h = 3 + i % 6, 2 + i % 4, 10.0 ** -(1 + i % 4)
+        k = np.outer(rng.normal(size=S), rng.normal(size=D)) + h * rng.normal(size=(S, D))
+        k, r = np.float32(k), i % S
+        d = np.float64(k[r]) - np.delete(np.float64(k), r, 0)
+        w, size = svm(d), np.abs(d).max()
+        gamma = 0 if w is None else 1 / np.linalg.norm(w)
+        found = widest(k, r)
+        u = np.float64(found.direction)
+        assert abs(float(found.margin) - gamma) < 64 * eps * size
+        if gamma > 64 * eps * size:
+            assert (d @ u).min() > gamma - 64 * eps * size
+            assert np.linalg.norm(u) == pytest.approx(1, abs=8 * eps)
+
+
 def test_a_key_that_nothing_prefers_has_no_direction(x64):
     widest = jax.jit(flow.max_margin)
     square = np.array([[1.0, 1], [1, -1], [-1, 1], [-1, -1], [0.3, -0.2]])

@@ -35,9 +35,9 @@ def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
 
     Returns:
       Margin(direction, margin, support). Zeros for direction and margin where k_r lies in the hull of the others, or
-      has no rival (S = 1). NaN where a key or a difference is not finite. Where keys nearly lie in a plane the
-      margin has an error of about the square root of rounding: 1e-7 of the keys' differences in float64, 1e-3 in
-      float32. A direction that is not zero puts the target ahead of all others.
+      has no rival (S = 1). NaN where a key or a difference is not finite. The margin has an error of about
+      rounding, relative to the keys' largest difference, where keys nearly lie in a plane too; one as small as that may
+      be found to be 0. A direction that is not zero puts the target ahead of all others.
 
     Raises:
       TypeError: `keys` is not floating point, or `target` no whole number. ValueError: `keys` has not two axes, or
@@ -66,38 +66,49 @@ def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
     d = keys[target][None] - keys
     size = jnp.max(jnp.abs(d), initial=0)
     d = jnp.where(rival[:, None], d / jnp.where(size == 0, 1, size), 0)
-    support = _nearest(d, rival)
-    x = support @ d
-    length, none = jnp.linalg.norm(x), 64 * jnp.finfo(d.dtype).eps * S
-    # Of keys that nearly lie in a plane the nearest point is found to fewer digits: does it separate at all?
-    found = (length > none) & (jnp.min(jnp.where(rival, d @ x, jnp.inf), initial=jnp.inf) > 0)
-    u, margin = jnp.where(found, x / jnp.where(found, length, 1), 0), jnp.where(found, size * length, 0)
+    support, u = _nearest(d, rival)
+    # Certified: every rival is behind by more than the rounding of a dot product.
+    found = jnp.min(jnp.where(rival, d @ u, jnp.inf), initial=jnp.inf) > 8 * jnp.finfo(d.dtype).eps
+    found &= rival.any()
+    u = jnp.where(found, u, 0)
+    margin = size * (support @ d @ u)
     unknown = ~(jnp.isfinite(keys).all() & jnp.isfinite(d).all())
     return Margin(nan_where(unknown, u), nan_where(unknown, margin), nan_where(unknown, support))
 
 
-def _nearest(d: jax.Array, rival: jax.Array) -> jax.Array:
-    """Weights on the points d [S, D] where `rival` whose mean is the point of their hull nearest to 0."""
-    S = len(d)
-    gram = d @ d.T
+def _nearest(d: jax.Array, rival: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Weights on the points d [S, D] where `rival`, whose mean x is nearest to 0 in their hull, and x / |x|."""
+    S, D = d.shape
     tiny = 8 * jnp.finfo(d.dtype).eps
-    far = jnp.where(rival, jnp.diag(gram), jnp.inf)
+    far = jnp.where(rival, jnp.sum(d * d, 1), jnp.inf)
     start = jax.nn.one_hot(jnp.argmin(far), S, dtype=d.dtype) * rival.astype(d.dtype)
+    lifted = jnp.concatenate([d.T, jnp.ones((1, S), d.dtype)])
+    top = jnp.zeros(D + 1 + S, d.dtype).at[D].set(1)
 
-    def affine(corral: jax.Array) -> jax.Array:
-        """The weights, of any sign, of the point nearest to 0 in the plane through the corral."""
-        both = corral[:, None] & corral[None, :]
-        system = jnp.where(both, 1 + gram, 0) + jnp.diag(jnp.where(corral, 0, 1).astype(d.dtype))
-        w = jnp.where(corral, jnp.linalg.solve(system, corral.astype(d.dtype)), 0)
-        return w / jnp.where(corral.any(), w.sum(), 1)
+    def affine(corral: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The weights, of any sign, of the point x nearest to 0 in the plane through the corral, x / |x|, and |x|.
+
+        Up to a factor, the weights that bring Σ w (d, 1) nearest to (0, 1), by QR: the products of the points with one
+        another would square how nearly they lie in a plane. What is left, (−x, |x|²) up to a factor, is made orthogonal
+        once more: of a short x the first time leaves a direction of few digits.
+        """
+        others = jnp.diag(jnp.where(corral, 0, 1).astype(d.dtype))
+        Q, R = jnp.linalg.qr(jnp.concatenate([jnp.where(corral[None], lifted, 0), others]))
+        along = top @ Q
+        w = jnp.where(corral, jax.scipy.linalg.solve_triangular(R, along), 0)
+        left = top - Q @ along
+        left = left - Q @ (left @ Q)
+        length = jnp.linalg.norm(left[:D])
+        toward = jnp.where(length > tiny, left / jnp.where(length == 0, 1, length), 0)  # a plane through 0 leaves noise
+        return w / jnp.where(corral.any(), w.sum(), 1), -toward[:D], toward[D]
 
     def unfinished(carry: tuple[Any, ...]) -> jax.Array:
-        _, _, done, i = carry
+        *_, done, i = carry
         return ~done & (i < 8 * S)
 
     def move(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        w, corral, _, i = carry
-        y = affine(corral)
+        w, corral, _, _, i = carry
+        y, toward, length = affine(corral)
         inside = jnp.all(jnp.where(corral, y > tiny, True))
         # Outside: go from w toward y until the first weight is 0, and let those at 0 leave.
         gap = jnp.where(corral & (y <= tiny), w - y, 1)
@@ -107,11 +118,13 @@ def _nearest(d: jax.Array, rival: jax.Array) -> jax.Array:
         cut = jnp.where(stays, cut, 0)
         cut = cut / cut.sum()
         # Inside: the nearest point of the corral's plane; is any other point nearer to 0 than that plane?
-        lead = jnp.where(rival & ~corral, gram @ y, jnp.inf)
+        lead = jnp.where(rival & ~corral, d @ toward, jnp.inf)
         other = jnp.argmin(lead)
-        nearer = lead[other] < y @ gram @ y - tiny
+        nearer = (length > tiny) & (lead[other] < length - tiny)
         grown = corral | (jnp.arange(S) == other) & nearer
         w, corral = jnp.where(inside, y, cut), jnp.where(inside, grown, stays)
-        return w, corral, inside & ~nearer, i + 1
+        return w, corral, toward, inside & ~nearer, i + 1
 
-    return jax.lax.while_loop(unfinished, move, (start, start > 0, start.sum() == 0, jnp.int32(0)))[0]
+    begin = start, start > 0, jnp.zeros_like(d[0]), start.sum() == 0, jnp.int32(0)
+    w, _, toward, *_ = jax.lax.while_loop(unfinished, move, begin)
+    return w, toward
