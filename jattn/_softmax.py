@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._numerics import finite_or_zero
 from jattn._types import Array, Float
 
 
@@ -109,7 +110,7 @@ def _from_top(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Under jit XLA may contract a product in x with this subtraction into one fused multiply-add, and
     # the largest entry then misses its own rounded maximum by half an ulp: 1e22 for a logit of 1e30.
     # So its difference, and that of its equals, is not computed but known.
-    return jnp.where((x >= m) & (m > -jnp.inf), 0, jnp.where(x == -jnp.inf, -jnp.inf, x - m)), is_top
+    return jnp.where((x >= m) & (m > -jnp.inf), 0, x - finite_or_zero(m)), is_top
 
 
 def _tangents_from_top(x: jax.Array, is_top: jax.Array, x_dot: jax.Array) -> jax.Array:

@@ -201,7 +201,8 @@ def _best(
     indices, found = batched_call(BestKeys(plan, tree, n), *jax.lax.stop_gradient(leaves))
     (again,) = batched_call(LogitsAt(plan, tree), *leaves, indices)
     # The values are those that were compared, in their order; the derivatives those of the logits computed again.
-    return indices, jnp.where(jnp.isinf(again), again, found + (again - jax.lax.stop_gradient(again)))
+    finite = jnp.where(jnp.isinf(again), 0, again)
+    return indices, jnp.where(jnp.isinf(again), again, found + (finite - jax.lax.stop_gradient(finite)))
 
 
 def _planned(

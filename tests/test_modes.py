@@ -17,7 +17,7 @@ from _inputs import assert_close, normal, qkv
 from jax.experimental import checkify
 
 import jattn
-from jattn import masks, scores
+from jattn import flow, masks, scores
 from jattn.engine import tangent, tile
 from jattn.engine.batching import batched_call_p
 
@@ -236,6 +236,24 @@ def test_debug_nans_stops_only_at_a_nan_that_is_attended(jit):
             with pytest.raises(FloatingPointError, match="nan"):
                 f(attended)
     assert_close(got, want, ulps=0)
+
+
+@structure
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda q, k: jattn.statistics(q, k, mask=HIDDEN).entropy,
+        lambda q, k: jattn.top_keys(q, k, 2, mask=HIDDEN)[1],
+        lambda q, k: jattn.explain(q, k, k, mask=HIDDEN).weights,
+        lambda q, k: flow.pulls(q, k, k, flow.squared_error(k[0]), mask=HIDDEN).on_q,
+    ],
+    ids=["statistics", "top_keys", "explain", "pulls"],
+)
+def test_debug_nans_passes_what_is_measured_of_queries_without_keys(measure):
+    x = arguments()
+    total = lambda q, k: jnp.sum(jnp.where((found := measure(q, k)) == -jnp.inf, 0, found))  # noqa: E731
+    with jax.debug_nans(True):
+        jax.grad(total, (0, 1))(x["q"], x["k"])
 
 
 @structure
