@@ -56,7 +56,8 @@ class Backward(DerivativePass):
         dout, dlse = xs[self.nonlinear_operands :]
         dout = jnp.where(residuals.nonempty[:, None], dout, 0)
         g = jnp.where(residuals.nonempty, dlse - jnp.sum(dout * residuals.out, 1), 0)
-        dout = jnp.where(residuals.live(plan)[:, None], dout, 0)
+        if residuals.searched(plan):
+            dout = jnp.where(residuals.live(plan)[:, None], dout, 0)
         active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
         if total is sum_by_rows and keeps_weights(plan, self.leaf_numbers):
             cotangents = single_tile(plan, residuals, active, dout, g)

@@ -96,6 +96,8 @@ class Plan:
         """The working set of one tile: its logits and its weights; None, for no limit, with few queries."""
         if self.q_tile < tuning.FEW_QUERIES:
             return None
+        if self.all_masked:  # what is not finite is rare: one example at a time is traced and compiled faster
+            return tuning.group_bytes(self.platform)
         return 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
 
     def pad_rows(self, x: jax.Array, value: Any = 0) -> jax.Array:

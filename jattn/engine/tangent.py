@@ -38,7 +38,11 @@ class Residuals(NamedTuple):
         return self.m != -jnp.inf
 
     def live(self, plan: Plan) -> jax.Array:
-        return live_rows(self.nonempty, self.out, searched=self.x.mask is not None and not plan.finite)
+        return live_rows(self.nonempty, self.out, searched=self.searched(plan))
+
+    def searched(self, plan: Plan) -> bool:
+        """Whether a mask may hide what is not finite."""
+        return self.x.mask is not None and not plan.finite
 
     def sink_weight(self, plan: Plan) -> jax.Array:
         """The share of the sink in the denominator of each query."""
