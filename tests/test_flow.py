@@ -319,7 +319,7 @@ def test_keys_that_nearly_lie_in_a_plane_or_a_line_are_separated_to_rounding(x64
     widest = jax.jit(flow.max_margin)
     rng, eps = np.random.default_rng(2), float(np.finfo(np.float32).eps)
     for i in range(60):
-        S, D, h = 3 + i % 6, 2 + i % 4, 10.0 ** -(1 + i % 4)
+        (S, D), h = ((3, 2), (6, 3), (8, 5))[i % 3], 10.0 ** -(1 + i // 3 % 4)
         k = np.outer(rng.normal(size=S), rng.normal(size=D)) + h * rng.normal(size=(S, D))
         k, r = np.float32(k), i % S
         d = np.float64(k[r]) - np.delete(np.float64(k), r, 0)

@@ -240,9 +240,10 @@ def test_params_and_tokens_of_two_dtypes_promote_as_in_attention():
     forms += [(partial(f, rope=rotary), latent) for f in (heads.latent_expanded, heads.latent_absorbed)]
     for f, params in forms:
         wide = jax.tree.map(lambda w: w.astype(np.float32), params)
-        got = f(params, x)
+        program = jax.jit(f)
+        got = program(params, x)
         assert got.dtype == jnp.float32
-        assert_close(got, f(wide, x), ulps=2**6)
+        assert_close(got, program(wide, x), ulps=2**6)
         for name in ("k_rope", "out"):
             some = params | {name: wide[name]} if name in params else params
             jax.eval_shape(f, some, x.astype(jnp.bfloat16))
