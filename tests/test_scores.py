@@ -268,7 +268,7 @@ def test_a_score_may_return_a_python_number():
     want = jax.jit(lambda *x: reference.attention(*x, score=one))(*x)
     for score in (one, scores.compose(one, scores.temperature(1.0))):
         assert_close(jattn.attention(*x, score=score, return_lse=True), want, ulps=8)
-    at, tile = np.zeros((2, 3), np.int32), np.zeros((2, 3), np.float32)
+    at, tile = jnp.zeros((2, 3), jnp.int32), jnp.zeros((2, 3), jnp.float32)
     assert_same(SeparatedScore.of(hoist_closure(one, np.float32)[0])((), tile, at, at), tile + 1)
 
 

@@ -180,7 +180,8 @@ def test_lists_of_positions_and_whole_numbers_are_taken_as_on_one_device(scheme)
     got = sharding.attention(
         q, k, v, mesh=mesh_of(2, "seq"), spec=P(None, "seq"), scheme=getattr(sharding, scheme), **more
     )
-    assert_close(got, jattn.dot_product_attention(q, k, v, **more), ulps=64)
+    arrays = {name: np.array(more[name]) for name in ("q_positions", "k_positions")}
+    assert_close(got, jattn.dot_product_attention(q, k, v, **more | arrays), ulps=64)
 
 
 def test_a_partial_of_a_scheme_is_the_scheme():

@@ -3,15 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._types import Array, Integer
+from jattn._types import Array, Float, Integer
 from jattn.positions._frequencies import Frequencies, Scaling, checked_scaling, number
+
+Factor: TypeAlias = float | Float[Array, ""] | Integer[Array, ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +69,11 @@ def _compose(f: Frequencies, scalings: tuple[Scaling, ...]) -> Frequencies:
     return f
 
 
-def linear(factor: float) -> Scaling:
+def linear(factor: Factor) -> Scaling:
     """Position interpolation: every pair turns `factor` times more slowly, inv / factor.
 
     Args:
-      factor: > 0, how many times longer the sequence becomes.
+      factor: > 0, how many times longer the sequence becomes, possibly traced.
 
     Returns:
       A scaling.
@@ -95,13 +97,13 @@ def _linear(f: Frequencies, factor: Any) -> Frequencies:
     return f._replace(inv=_times(f.inv, 1 / _wide(factor)) if _traced(factor) else f.inv / factor)
 
 
-def ntk(factor: float) -> Scaling:
+def ntk(factor: Factor) -> Scaling:
     """NTK-aware: the base grows so that the slowest pair turns `factor` times more slowly and the fastest as before.
 
         inv_i · factor^(−2 i / (R − 2)),    which is base → base · factor^(R / (R − 2))
 
     Args:
-      factor: > 0.
+      factor: > 0, possibly traced.
 
     Returns:
       A scaling. A single pair, which is the fastest, stays as it is.

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import jax
@@ -57,8 +57,8 @@ def attention(
     score: ScoreModifier | None = None,
     sink: ArrayLike | None = None,
     scale: Numeric | None = None,
-    q_positions: ArrayLike | None = None,
-    k_positions: ArrayLike | None = None,
+    q_positions: ArrayLike | Sequence[int] | None = None,
+    k_positions: ArrayLike | Sequence[int] | None = None,
     return_lse: bool = False,
 ) -> Float[Array, "*B T H Dv"] | tuple[Float[Array, "*B T H Dv"], Float[Array, "*B T H"]]:
     """Attention over global arrays that a mesh holds in pieces: `scheme` inside a `jax.shard_map` over `spec`.
