@@ -95,8 +95,8 @@ batching.primitive_batchers[below_p] = _below_batched
 
 
 def nonfinite_rows(x: jax.Array) -> jax.Array:
-    """Which rows of [n, d] are non-finite, with a NaN or an infinity in them: [n, 1]."""
-    return any_along(~jnp.isfinite(x), 1)
+    """Which rows of [..., n, d] are non-finite, with a NaN or an infinity in them: [..., n, 1]."""
+    return any_along(~jnp.isfinite(x), -1)
 
 
 def any_along(x: jax.Array, axis: int) -> jax.Array:

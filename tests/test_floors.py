@@ -75,7 +75,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["collapse", "dot_products", "entropies", "induction", "regression", "selection", "sphere"],
     ],
     "masks": [
-        ["_algebra"],
+        ["_algebra", "_counts"],
         [
             "_blocks",
             "_by_position",

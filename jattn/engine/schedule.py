@@ -210,7 +210,7 @@ def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -
 
 
 def entry(x: jax.Array, i: Any) -> jax.Array:
-    """x[i], where i is not negative, which XLA needs not ask."""
+    """x[i], where i is not negative, which XLA need not ask."""
     return jax.lax.dynamic_index_in_dim(x, i, keepdims=False, allow_negative_indices=False)
 
 

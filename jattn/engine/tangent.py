@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import any_along, below, finite_or_zero, nan_where, zero_nonfinite_rows
+from jattn._numerics import below, finite_or_zero, nan_where, nonfinite_rows, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine.batching import ForFinite, Linear, Operand, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
@@ -55,7 +55,7 @@ def live_rows(nonempty: jax.Array, out: jax.Array, *, searched: bool) -> jax.Arr
     Searched, for what a mask hides: of these, the ones whose output is finite. NaN times a weight of 0 would reach
     values that the query may not attend.
     """
-    return nonempty & ~any_along(~jnp.isfinite(out), -1)[..., 0] if searched else nonempty
+    return nonempty & ~nonfinite_rows(out)[..., 0] if searched else nonempty
 
 
 def per_query(plan: Plan, sink: jax.Array) -> jax.Array:

@@ -385,29 +385,3 @@ def _elementwise(name: str, a: Any, b: Any) -> Any:
     traced = [isinstance(x, jax.Array) for x in (a, b)]
     a, b = (x if is_traced else np.int32(x) for x, is_traced in zip((a, b), traced, strict=True))
     return getattr(jnp if any(traced) else np, name)(a, b)
-
-
-def first_tokens(caller: str, n: Any) -> jax.Array | int:
-    """A number of tokens of at least 0, as far as it is known without a device; below 0 an array is 0."""
-    if isinstance(n, int | np.integer) and n < 0:
-        _errors.fail(ValueError, caller, "n must be at least 0", "Give a number of tokens.", n=str(n))
-    return token_count(caller, "n", n, "tokens")
-
-
-def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
-    """A whole number of rows or tokens, possibly traced: a leaf of a mask. Below 0 is 0."""
-    most = jnp.iinfo(jnp.int32).max
-    if type(n) is int:
-        return max(0, min(n, most))
-    x = _errors.array(caller, name, n)
-    _errors.kind(caller, name, x, jnp.integer, f"It counts {unit}: pass a whole number.")
-    if x.ndim:
-        remedy = "Pass one; map over a batch of them with jax.vmap."
-        _errors.fail(ValueError, caller, f"{name} must be a scalar", remedy, **{name: x})
-    return _clipped(x)
-
-
-@jax.jit
-def _clipped(n: jax.Array) -> jax.Array:
-    """From 0 to the largest int32. Compiled, since eagerly the bounds would be moved, which transfer guards refuse."""
-    return jnp.clip(n, 0, min(jnp.iinfo(jnp.int32).max, jnp.iinfo(n.dtype).max)).astype(jnp.int32)

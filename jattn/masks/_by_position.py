@@ -5,18 +5,8 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
-from jattn.masks._algebra import (
-    EMPTY,
-    FULL,
-    BlockState,
-    Ends,
-    Mask,
-    Pattern,
-    Spans,
-    TileAxis,
-    block_state,
-    first_tokens,
-)
+from jattn.masks._algebra import EMPTY, FULL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state
+from jattn.masks._counts import first_tokens
 
 
 @value

@@ -11,7 +11,8 @@ import numpy as np
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, value
-from jattn.masks._algebra import PARTIAL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import PARTIAL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state
+from jattn.masks._counts import token_count
 
 
 @value

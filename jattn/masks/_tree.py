@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, value
-from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, token_count
+from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state
+from jattn.masks._counts import token_count
 
 EVERY = 2**31 - 1
 """More than any number of a token: a key that leaves after it is an ancestor of all."""

@@ -58,10 +58,8 @@ def implementations(f: Callable[..., object], *args: object, platform: str | Non
       >>> jattn.implementations(jattn.attention, few, x, x, platform="tpu")[0].reason
       'with fewer than 16 queries reading the keys is all there is to do'
     """
-    if not callable(f):
-        got = {"f": f"of type {type(f).__name__}"}
-        remedy = "Pass it and its arguments apart, as in implementations(jattn.attention, q, k, v)."
-        _errors.fail(TypeError, "implementations", "f must be a function", remedy, **got)
+    remedy = "Pass it and its arguments apart, as in implementations(jattn.attention, q, k, v)."
+    _errors.function("implementations", "f", f, remedy)
     platform = jax.default_backend() if platform is None else platform
     if platform not in PLATFORMS:
         must = f"platform must be one of {', '.join(map(repr, PLATFORMS))}"
