@@ -105,6 +105,34 @@ def count(caller: str, name: str, x: Any, *, least: int = 0) -> int:
     return n
 
 
+def reals(x: Any) -> np.ndarray | None:
+    """`x` as float64, or None if it holds no real numbers of one shape, or is traced."""
+    try:
+        held = np.asarray(x)
+        return None if x is None or held.dtype.kind in "cmMSU" else np.asarray(held, np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def kind_of(x: Any) -> str:
+    """What was given where numbers were asked for, as a message says it."""
+    return f"of dtype {x.dtype}" if isinstance(x, (np.ndarray, np.generic)) else f"of type {type(x).__name__}"
+
+
+def amount(
+    caller: str, name: str, x: Any, *, above: float | None = None, remedy: str = "Pass a Python float."
+) -> float:
+    """A finite real number that is known, more than `above` if that is given."""
+    held = reals(x)
+    if held is None or held.ndim:
+        got = {name: kind_of(x) if held is None else held}
+        fail(TypeError, caller, f"{name} must be one number", remedy, **got)
+    n, bound = float(held), "" if above is None else f" and more than {above:g}"
+    if not np.isfinite(n) or (above is not None and n <= above):
+        fail(ValueError, caller, f"{name} must be finite{bound}", remedy, **{name: f"{n:g}"})
+    return n
+
+
 def known(*xs: Any) -> bool:
     """Whether these have values that an error can depend on: outside jit, vmap and the like."""
     return not any(isinstance(x, jax.core.Tracer) for x in xs)

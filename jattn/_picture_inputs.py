@@ -42,25 +42,11 @@ class Run:
     series: dict[str, dict[str, np.ndarray]]  # panel → name → [F], whatever else was recorded
 
 
-def reals(x: Any) -> np.ndarray | None:
-    """`x` as float64, or None if it holds no real numbers of one shape."""
-    try:
-        held = np.asarray(x)
-        return None if x is None or held.dtype.kind in "cmMSU" else np.asarray(held, np.float64)
-    except (TypeError, ValueError):
-        return None
-
-
-def kind_of(x: Any) -> str:
-    """What was given where numbers were asked for, as a message says it."""
-    return f"of dtype {x.dtype}" if isinstance(x, (np.ndarray, np.generic)) else f"of type {type(x).__name__}"
-
-
 def array(caller: str, name: str, x: Any, axes: str) -> np.ndarray:
     """`x` as float64, of any shape."""
-    held = reals(x)
+    held = _errors.reals(x)
     if held is None:
-        must, got = f"{name} must be an array of numbers {axes}", {name: kind_of(x)}
+        must, got = f"{name} must be an array of numbers {axes}", {name: _errors.kind_of(x)}
         _errors.fail(TypeError, caller, must, "Pass real numbers, in one shape throughout.", **got)
     return held
 
@@ -110,18 +96,6 @@ def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> li
     return [str(x) for x in given]
 
 
-def amount(caller: str, name: str, x: Any, *, above: float | None = None) -> float:
-    """A finite real number, more than `above` if that is given."""
-    held, remedy = reals(x), "Pass a Python float."
-    if held is None or held.ndim:
-        got = {name: kind_of(x) if held is None else held}
-        _errors.fail(TypeError, caller, f"{name} must be one number", remedy, **got)
-    n, bound = float(held), "" if above is None else f" and more than {above:g}"
-    if not np.isfinite(n) or (above is not None and n <= above):
-        _errors.fail(ValueError, caller, f"{name} must be finite{bound}", remedy, **{name: f"{n:g}"})
-    return n
-
-
 def several(caller: str, name: str, given: Any) -> list[Any]:
     """A list of what was given, which must not be one text."""
     if isinstance(given, str) or not isinstance(given, Iterable):
@@ -145,7 +119,7 @@ def printable(text: str) -> str:
 
 def axes_of(x: Any) -> int:
     """How many axes `x` has; 0 if it has not one shape, which `numbers` refuses."""
-    held = reals(x)
+    held = _errors.reals(x)
     return 0 if held is None else held.ndim
 
 
@@ -216,7 +190,7 @@ def _series(held: dict[str, Any], F: int) -> dict[str, dict[str, np.ndarray]]:
             continue
         inner = fields(x)
         for label, y in ({name: x} if inner is None else inner).items():
-            y = reals(y)
+            y = _errors.reals(y)
             if y is not None and y.shape == (F,):
                 panel = "cosines" if name.startswith("cos") else name
                 panels.setdefault(panel, {})[label] = y

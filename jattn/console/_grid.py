@@ -164,9 +164,9 @@ def bars(
 
 def _reals(caller: str, name: str, x: Any) -> np.ndarray:
     """`x` as real numbers, of any shape."""
-    numbers = _picture_inputs.reals(x)
+    numbers = _errors.reals(x)
     if numbers is None:
-        got = {name: _picture_inputs.kind_of(x)}
+        got = {name: _errors.kind_of(x)}
         remedy = "Pass a NumPy or jax array, or nested lists of one shape."
         _errors.fail(TypeError, caller, f"{name} must be an array of real numbers", remedy, **got)
     return numbers

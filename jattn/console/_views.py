@@ -181,7 +181,7 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
     for name, y in held.items():
         inner = _picture_inputs.fields(y)
         for label, z in ({name: y} if inner is None else {f"{name} {n}": z for n, z in inner.items()}).items():
-            z = _picture_inputs.reals(z)
+            z = _errors.reals(z)
             if z is not None and z.ndim == 1 and len(z):
                 flat[label] = z
     ends = {label: [_grid.number(z[i], digits) for i in (0, -1)] for label, z in flat.items()}
@@ -327,7 +327,7 @@ def conserved(
       pass  Σ dk: off by at most 0.0e+00
       FAIL  |q|²: off by at most 5.0e-01
     """
-    lines, tolerance = [], _picture_inputs.amount("conserved", "tolerance", tolerance)
+    lines, tolerance = [], _errors.amount("conserved", "tolerance", tolerance)
     for name, (predicted, measured) in _picture_inputs.pairs("conserved", "quantities", quantities).items():
         off = abs(predicted - measured)
         holds = bool((off <= tolerance * np.maximum(1.0, abs(predicted))).all())

@@ -84,9 +84,7 @@ def blocks(
 def _rows_of_a_tile(shape: Any) -> tuple[int, int]:
     """(queries, keys) of one tile."""
     if not isinstance(shape, (tuple, list)) or len(shape) != 2:
-        got = {
-            "shape": f"of length {len(shape)}" if isinstance(shape, (tuple, list)) else _picture_inputs.kind_of(shape)
-        }
+        got = {"shape": f"of length {len(shape)}" if isinstance(shape, (tuple, list)) else _errors.kind_of(shape)}
         _errors.fail(TypeError, "tiles", "shape must be (queries, keys) of one tile", "As in shape=(128, 128).", **got)
     high, wide = (_errors.count("tiles", f"shape[{i}]", n, least=1) for i, n in enumerate(shape))
     return high, wide

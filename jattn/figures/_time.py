@@ -155,7 +155,7 @@ def animate(
             ValueError, "animate", "run.q must be [F, 2]", "Project q and k to a plane first.", **{"run.q": r.q}
         )
     shown = _frames(frames, len(r.q))
-    writer = _writer(file, max(round(len(shown) / _picture_inputs.amount("animate", "seconds", seconds, above=0)), 1))
+    writer = _writer(file, max(round(len(shown) / _errors.amount("animate", "seconds", seconds, above=0)), 1))
     if figure is None:
         figure = Figure(figsize=(8.6, 3.9), layout="constrained")
     root = figure.get_figure(root=True)

@@ -198,7 +198,7 @@ def arcs(
     x = _picture_inputs.numbers("arcs", "weights", weights, (None, None), "[T, S]")
     rows = _canvas.names("arcs", "rows", rows, "T", len(x))
     columns = _canvas.names("arcs", "columns", columns, "S", x.shape[1])
-    n, least = max(len(x), x.shape[1], 1), _picture_inputs.amount("arcs", "least", least)
+    n, least = max(len(x), x.shape[1], 1), _errors.amount("arcs", "least", least)
     wide = 5.6 + _canvas.more_than(1.2, rows, 9) + _canvas.more_than(1.2, columns, 9)
     figure, ax = _canvas.axes(ax, (wide, min(0.9 + 0.3 * n, _LARGEST)))
     (across, down), usual = _canvas.extent(ax), matplotlib.rcParams["font.size"]

@@ -279,7 +279,7 @@ def write(file: str | os.PathLike[str], title: str, *parts: Part, note: str = ""
 
 
 def _scale(caller: str, scale: float | None, D: int) -> float:
-    return _picture_inputs.amount(caller, "scale", scale) if scale is not None else 1 / float(np.sqrt(max(D, 1)))
+    return _errors.amount(caller, "scale", scale) if scale is not None else 1 / float(np.sqrt(max(D, 1)))
 
 
 def _principal(points: np.ndarray) -> np.ndarray:

@@ -78,7 +78,7 @@ def model(
         remedy = "A sentence is taken apart at its spaces, and each word looked up."
         got = {"words": "with one that is empty, has a space, or stands twice"}
         _errors.fail(ValueError, caller, "words must be different, and without spaces", remedy, **got)
-    rate = _picture_inputs.amount(caller, "rate", rate)
+    rate = _errors.amount(caller, "rate", rate)
     if not 0.001 <= rate <= 10:
         remedy = "The reader may change it on the page."
         _errors.fail(ValueError, caller, "rate must be from 0.001 to 10", remedy, rate=f"{rate:g}")
