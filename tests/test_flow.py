@@ -547,6 +547,16 @@ def test_a_run_is_differentiated_in_reverse_wherever_at_says_every_so_many_steps
         jax.grad(partial(end, at=(0, 1, 3, 6)))(0.1)
 
 
+def test_a_run_takes_all_its_steps_wherever_the_last_look_is():
+    args = (lambda x: 0.5 * x**2, jnp.float32(1), optax.sgd(0.5), 10)
+    for run in (flow.run, partial(flow.run_in_parts, every=3)):
+        for at in ((0,), (2, 3, 7), (0, 10)):
+            path = run(*args, at=at, track=lambda u: u)
+            assert (path.at.tolist(), path.params, path.sums) == (list(at), 0.5**10, 0.5**10 - 1)
+            np.testing.assert_array_equal(path.seen, 0.5 ** np.array(at))
+        assert run(cliff, jnp.float32(0), optax.sgd(1.0), 20, at=(0, 2)).broke == 4, "after the last look"
+
+
 def cliff(x):
     """Well until x passes 1, then NaN: with x_t = 0.3 t the step that finds it is number 4."""
     return jnp.where(x > 1, jnp.nan, -0.3 * x)
@@ -567,6 +577,10 @@ def test_a_nan_ends_the_run_at_its_step_and_keeps_what_came_before():
     assert blown.broke == 1  # the parameter itself would be infinite
     assert np.isfinite(blown.seen).all()
     assert flow.run(cliff, jnp.float32(0), optax.sgd(0.1), 5).kept().at.tolist() == [0, 5]
+
+
+def test_steps_beyond_64_bits_are_spaced_too():
+    assert flow.log_steps(10**20, per_decade=1)[-3:] == (10**18, 10**19, 10**20)
 
 
 # Long runs

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import CellType, ModuleType
@@ -216,8 +217,8 @@ def run(
     Raises:
       TypeError: a parameter is not floating point; `steps` or `at` are not whole numbers; `data` is no tuple; `loss`,
       `observe` or `track` no function; an update narrows a dtype of the optimiser's state.
-      ValueError: `at` is not increasing within 0 to `steps`; the loss is not a scalar; an update changes the structure
-      or a shape of the optimiser's state.
+      ValueError: `steps` is 2³¹ or more; `at` is not increasing within 0 to `steps`; the loss is not a scalar; an
+      update changes the structure or a shape of the optimiser's state.
 
     Memory: what `observe` picks, times the number of looks.
 
@@ -235,11 +236,13 @@ def run(
       [0.0625 0.6561]
     """
     rule, params, looks = validate("run", loss, params, optimizer, steps, data, observe, at, track)
-    return compiled(_run, params, data, state, rule=rule, at=looks)
+    return compiled(_run, params, data, state, rule=rule, at=looks, steps=int(steps))
 
 
-@partial(jax.jit, static_argnames=("rule", "at"))
-def _run(params: Params, data: Data, state: Tree, *, rule: RunRule, at: tuple[int, ...]) -> Trajectory[Params]:
+@partial(jax.jit, static_argnames=("rule", "at", "steps"))
+def _run(
+    params: Params, data: Data, state: Tree, *, rule: RunRule, at: tuple[int, ...], steps: int
+) -> Trajectory[Params]:
     run_state = rule.steps(rule.begin("run", params, state, data), data, at[0])
     parts = [jax.tree.map(lambda x: x[None], rule.look(run_state, data))]
     gaps = np.diff(np.asarray(at, np.int32))
@@ -260,6 +263,7 @@ def _run(params: Params, data: Data, state: Tree, *, rule: RunRule, at: tuple[in
         run_state, part = jax.lax.scan(on, run_state, gaps)
         parts.append(part)
     loss, seen = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    run_state = rule.steps(run_state, data, steps - at[-1])  # those after the last look
     return Trajectory(
         jnp.asarray(at, jnp.int32), loss, seen, run_state.params, run_state.state, run_state.sums, run_state.broke
     )
@@ -310,7 +314,7 @@ def log_steps(steps: int, *, per_decade: int = 8) -> tuple[int, ...]:
     """
     steps = _errors.count("log_steps", "steps", steps)
     per_decade = _errors.count("log_steps", "per_decade", per_decade, least=1)
-    grid = 10 ** (np.arange(int(per_decade * np.log10(max(steps, 1))) + 1) / per_decade)
+    grid = 10 ** (np.arange(int(per_decade * math.log10(max(steps, 1))) + 1) / per_decade)
     return tuple(sorted({0, steps, *(round(float(t)) for t in grid if round(float(t)) <= steps)}))
 
 
@@ -361,6 +365,9 @@ def check_functions(caller: str, loss: Loss, observe: Observe | None, params: Tr
 def _looks(caller: str, steps: int, at: int | Sequence[int] | None) -> tuple[int, ...]:
     """The steps at which to look, increasing."""
     steps = _errors.count(caller, "steps", steps)
+    if steps >= 2**31:
+        remedy = "Steps of a jitted loop are int32: take it in several runs, each from the state of the last."
+        _errors.fail(ValueError, caller, "steps must be below 2147483648", remedy, steps=str(steps))
     if at is None:
         return (0, steps) if steps else (0,)
     if np.ndim(at) == 0:
