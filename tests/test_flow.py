@@ -262,6 +262,15 @@ def test_entropy_and_saturation_run_from_uniform_to_one_hot():
     assert trace * (1 - 1 / 7) == pytest.approx(float(np.trace(J)), rel=1e-5)
 
 
+def test_rounding_takes_no_eigenvalue_and_no_saturation_below_zero():
+    """Of rows that are nearly uniform, and of weights down to e⁻¹⁰⁰."""
+    x = np.stack([size * normal(11, seed=seed, dtype=np.float32) for seed in range(20) for size in (1e-2, 3, 30)])
+    eigenvalues = np.asarray(jax.vmap(flow.jacobian_spectrum)(x))
+    assert (np.diff(eigenvalues) >= 0).all()
+    assert (flow.saturation(jax.nn.softmax(jnp.asarray(x))) >= 0).all()
+    assert flow.saturation(jnp.full((3, 11), 1 / 11)).tolist() == pytest.approx([0] * 3, abs=1e-6)
+
+
 def test_max_logit_is_the_largest_scaled_score(x64):
     q, k, v = qkv()
     assert flow.max_logit(q, k) == pytest.approx(float(jax.jit(jattn.explain)(q, k, v).scaled.max()), rel=1e-14)

@@ -65,7 +65,8 @@ def saturation(weights: Float[ArrayLike, "*B S"]) -> Float[Array, "*B"]:
     """
     weights = _rows("saturation", weights)
     n = weights.shape[-1]
-    return 1 - jnp.sum(weights * (1 - weights), -1) / (1 - 1 / n if n > 1 else 1)
+    found = 1 - jnp.sum(weights * (1 - weights), -1) / (1 - 1 / n if n > 1 else 1)
+    return jnp.where(found < 0, 0, found)  # of a uniform row its rounding
 
 
 def _rows(caller: str, weights: Float[ArrayLike, "*B S"]) -> Float[Array, "*B S"]:
