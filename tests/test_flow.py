@@ -918,6 +918,29 @@ def test_gradient_descent_moves_the_balance_exactly_as_predicted_and_others_do_n
 
 
 @pytest.mark.structure
+def test_the_balance_of_halves_is_rounded_once():
+    """The two squares are nearly equal: rounded first, their difference would have no digits."""
+    a = jnp.asarray(10 * normal(3, 5, seed=1), jnp.float16)
+    b = a.at[0, 0].multiply(1 + 2.0**-8)
+    want = np.float64(a).T @ np.float64(a) - np.float64(b).T @ np.float64(b)
+    found = flow.balance(a, b)
+    assert found.dtype == jnp.float16
+    np.testing.assert_allclose(np.float64(found), want, rtol=2.0**-11, atol=1e-4)
+
+
+@pytest.mark.structure
+def test_no_dtype_is_promoted_of_what_is_measured(x64):
+    half, keys = jnp.ones(2, jnp.bfloat16), jnp.eye(2, dtype=jnp.float32)
+    read, objective = (lambda w: w), flow.cross_entropy(0)
+    for target in (0, jnp.int32(0), np.int64(0), np.uint8(0)):
+        observe = flow.watch(read, objective, target, conserved=lambda w: flow.balance(*w))
+        now = flow.Now(jnp.int32(0), (half, keys), jnp.zeros(()), (half, keys), None, None, ())
+        with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+            seen = jax.eval_shape(observe, now)
+            jax.eval_shape(lambda k, r=target: flow.max_margin(k, r), keys)
+        assert (seen.q.dtype, seen.margin.dtype, seen.conserved.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
+
+
 def test_weight_decay_shrinks_the_balance(x64):
     """θ ← (1 − ηλ) θ − η g: the balance shrinks by (1 − ηλ)² a step, which is e^{−2λt} in the limit of small steps."""
     x, rate, decay = normal(7, 5, seed=1), 0.002, 0.5

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._numerics import max_or_nan
+from jattn._numerics import max_or_nan, promoted
 from jattn._types import Array, Float
 from jattn._values import pytree
 from jattn.flow._closed import Objective, attention_steps, pulls
@@ -149,15 +149,17 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
         loss, (dq, dk) = jax.value_and_grad(by_parts, (0, 1))(q, k)
         p = attention_steps(q[None], k, v).weights[0]
         keys = k.astype(p.dtype)
-        best = max_margin(k, target)
-        u, widest = (x.astype(q.dtype) for x in (best.direction, best.margin))
-        rival = jnp.arange(len(k)) != target
-        ahead = -max_or_nan(jnp.where(rival, (k - k[target][None]) @ q, -jnp.inf), initial=-jnp.inf)
+        best = max_margin(k, r)
+        dtype = promoted(q.dtype, k.dtype)
+        wide_q, wide_k = q.astype(dtype), k.astype(dtype)
+        u, widest = (x.astype(dtype) for x in (best.direction, best.margin))
+        rival = jnp.arange(len(k), dtype=jnp.int32) != r
+        ahead = -max_or_nan(jnp.where(rival, (wide_k - wide_k[r][None]) @ wide_q, -jnp.inf), initial=-jnp.inf)
         ahead = ahead if len(k) > 1 else jnp.zeros_like(ahead)  # without a rival, as γ is
-        size = jnp.linalg.norm(q)
+        size = jnp.linalg.norm(wide_q)
         return Diagnostics(
-            q=q, k=k, weights=p, loss=loss, p=p[target], lead=q.astype(p.dtype) @ (keys[target] - p @ keys),
-            cos_key=_cos(q, k[target]), cos_margin=_cos(q, u), norm=size,
+            q=q, k=k, weights=p, loss=loss, p=p[r], lead=q.astype(p.dtype) @ (keys[r] - p @ keys),
+            cos_key=_cos(wide_q, wide_k[r]), cos_margin=_cos(wide_q, u), norm=size,
             margin=ahead / jnp.where(size == 0, 1, size), widest=widest, direction=u,
             pulls=pulls(q[None], k, v, objective).on_q[0], dq=dq, dk=dk,
             conserved=None if conserved is None else conserved(now.params), drift=now.sums,

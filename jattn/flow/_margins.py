@@ -59,10 +59,12 @@ def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
     keys = _errors.array("max_margin", "keys", keys)
     _errors.floating("max_margin", keys=keys)
     _errors.rank("max_margin", 2, "[S, D]", "One row a key; map over a batch with jax.vmap.", keys=keys)
-    target = _errors.number_of("max_margin", "target", target, len(keys), "S")
+    if not len(keys):
+        _errors.fail(ValueError, "max_margin", "keys must have at least one row", "Give the target its key.", keys=keys)
+    target = _errors.number_of("max_margin", "target", target, len(keys), "S").astype(jnp.int32)
     keys = jax.lax.stop_gradient(keys.astype(_errors.wide(keys)))
     S = len(keys)
-    rival = jnp.arange(S) != target
+    rival = jnp.arange(S, dtype=jnp.int32) != target
     d = keys[target][None] - keys
     size = jnp.max(jnp.abs(d), initial=0)
     d = jnp.where(rival[:, None], d / jnp.where(size == 0, 1, size), 0)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._numerics import max_or_nan
+from jattn._numerics import max_or_nan, promoted
 from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries
 from jattn.arguments.options import qkv, scale_array
 
@@ -157,7 +157,7 @@ def balance(a: Float[ArrayLike, "*n D"], b: Float[ArrayLike, "*m D"]) -> Float[A
       a: [n, D], or [D] for a single row. b: [m, D], or [D].
 
     Returns:
-      [D, D], symmetric.
+      [D, D], symmetric; of halves computed in float32 and rounded once.
 
     Raises:
       TypeError: a factor is not floating point. ValueError: it has other axes, or the two have not one D.
@@ -178,5 +178,7 @@ def balance(a: Float[ArrayLike, "*n D"], b: Float[ArrayLike, "*m D"]) -> Float[A
     if a.ndim not in (1, 2) or b.ndim not in (1, 2) or a.shape[-1] != b.shape[-1]:
         remedy = "The loss must see their product a bᵀ alone."
         _errors.fail(ValueError, "balance", "a must be [n, D] or [D], and b [m, D] or [D]", remedy, a=a, b=b)
-    a, b = jnp.atleast_2d(a), jnp.atleast_2d(b)
-    return a.T @ a - b.T @ b
+    dtype, wide = promoted(a.dtype, b.dtype), _errors.wide(a, b)
+    a, b = (jnp.atleast_2d(x).astype(wide) for x in (a, b))
+    kept: jax.Array = a.T @ a - b.T @ b
+    return kept.astype(dtype)
