@@ -117,8 +117,9 @@ def cross_entropy(target: ArrayLike) -> Objective:
       A function of Steps: the mean over the queries. It is right to rounding however small p_r is.
 
     Raises:
-      ValueError: `target` has more than one axis; or, when the loss is called, it is known and is no number of a key,
-      or has not one entry a key.
+      TypeError: `target` is not an array of numbers.
+      ValueError: `target` has another dtype or more than one axis; or, when the loss is called, it is known and is no
+      number of a key, or has not one entry a key.
 
     Memory: T × S.
 
@@ -131,7 +132,7 @@ def cross_entropy(target: ArrayLike) -> Objective:
       0.6931
     """
     goal = _errors.array("cross_entropy", "target", target)
-    if goal.ndim > 1 or (goal.ndim == 0) != jnp.issubdtype(goal.dtype, jnp.integer):
+    if goal.ndim > 1 or not jnp.issubdtype(goal.dtype, jnp.floating if goal.ndim else jnp.integer):
         remedy = "Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."
         must = "target must be a whole number or a distribution [S]"
         _errors.fail(ValueError, "cross_entropy", must, remedy, target=f"{goal.dtype}{_errors.shape(goal)}")
@@ -163,7 +164,7 @@ def squared_error(goal: ArrayLike) -> Objective:
       A function of Steps.
 
     Raises:
-      TypeError: `goal` is not an array of numbers.
+      TypeError: `goal` is not an array of real numbers.
       ValueError: when the loss is called, `goal` does not broadcast to [T, Dv].
 
     Memory: T × Dv.
@@ -177,6 +178,8 @@ def squared_error(goal: ArrayLike) -> Objective:
       0.25
     """
     wanted = _errors.array("squared_error", "goal", goal)
+    if jnp.issubdtype(wanted.dtype, jnp.complexfloating):  # whole numbers will do
+        _errors.floating("squared_error", goal=wanted)
 
     def loss(steps: Steps) -> jax.Array:
         _errors.broadcastable("squared_error", "goal", wanted, steps.out.shape, "[T, Dv]")

@@ -43,9 +43,9 @@ def integrate(
       was no longer finite, −1 if none. Differentiable in reverse; by a time that is 0 the derivative is taken as 0.
 
     Raises:
-      TypeError: a parameter is not floating point; `loss` or `observe` is no function.
+      TypeError: a parameter is not floating point; `loss` or `observe` is no function; `tolerance` is not one number.
       ValueError: `times` has not one axis, or is known and does not increase from 0 on, each finite; `tolerance` is not
-      above 0; the loss is not a scalar.
+      finite and above 0; the loss is not a scalar.
 
     Memory: what `observe` picks, times n, and six copies of the parameters.
 
@@ -67,10 +67,9 @@ def integrate(
     if not len(times) or (_errors.known(*jax.tree.leaves(given)) and not _increase(np.asarray(given))):
         remedy = "Pass the times to look at, finite, sorted and without repeats."
         _errors.fail(ValueError, "integrate", "times must increase from 0 on", remedy, times=times)
-    if not tolerance > 0:
-        remedy = "In float32 give at least 1e-5."
-        _errors.fail(ValueError, "integrate", "tolerance must be above 0", remedy, tolerance=f"{tolerance:g}")
-    return _integrate(loss, observe, params, times, data, float(tolerance))
+    remedy = "In float32 give at least 1e-5."
+    tolerance = _errors.amount("integrate", "tolerance", tolerance, above=0, remedy=remedy)
+    return _integrate(loss, observe, params, times, data, tolerance)
 
 
 def _increase(times: np.ndarray) -> bool:

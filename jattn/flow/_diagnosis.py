@@ -138,7 +138,7 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
 
     def observe(now: Now) -> Diagnostics:
         q, k, v = _read("watch", read, now.params, now.data)
-        _errors.number_of("watch", "target", target, len(k), "S")
+        r = _errors.number_of("watch", "target", target, len(k), "S").astype(jnp.int32)
         # Inside jax.shard_map a gradient by keys that all devices share would be summed over the devices.
         q = vary_as(k, q)
         k, v = vary_as(q, (k, v))
@@ -233,8 +233,9 @@ def check(
       they should: they do not keep it.
 
     Raises:
-      TypeError: the trajectory was not observed with `watch`. ValueError: `keys` is another word; the trajectory is of
-      several runs, or traced, or holds no look before it broke.
+      TypeError: the trajectory was not observed with `watch`; `rate` or `within` is not one number. ValueError: `keys`
+      is another word; `rate` or `within` is not finite; the trajectory is of several runs, or traced, or holds no look
+      before it broke.
 
     Memory: as the trajectory.
 
@@ -259,6 +260,8 @@ def check(
     if keys not in ("frozen", "free", "projected"):
         remedy = "Say frozen, free or projected."
         _errors.fail(ValueError, "check", "keys must be one of three words", remedy, keys=repr(keys))
+    rate = None if rate is None else _errors.amount("check", "rate", rate)
+    within = _errors.amount("check", "within", within)
     kept = trajectory.kept()
     if not len(kept.at):
         got = {"trajectory": f"that broke at step {int(trajectory.broke)}"}
@@ -340,5 +343,8 @@ def _read(caller: str, read: Read, params: Tree, data: Data) -> tuple[jax.Array,
     if not isinstance(made, tuple | list) or len(made) not in (2, 3):
         got = f"of {len(made)} parts" if isinstance(made, tuple | list) else f"of type {type(made).__name__}"
         _errors.fail(TypeError, caller, "read must return two or three arrays", _READ, **{"read returning": got})
-    q, k, *v = made
+    names = ("q of read", "k of read", "v of read")
+    q, k, *v = (_errors.array(caller, name, x) for name, x in zip(names, made, strict=False))
+    _errors.rank(caller, 1, "[D]", _READ, **{"q of read": q})
+    _errors.rank(caller, 2, "[S, D]", _READ, **{"k of read": k})
     return q, k, v[0] if v else k

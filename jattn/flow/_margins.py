@@ -40,8 +40,8 @@ def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
       be found to be 0. A direction that is not zero puts the target ahead of all others.
 
     Raises:
-      TypeError: `keys` is not floating point, or `target` no whole number. ValueError: `keys` has not two axes, or
-      `target` not one number, or is known and is no number of a key.
+      TypeError: `keys` is not floating point, or `target` no whole number. ValueError: `keys` has not two axes
+      or no row, or `target` is not one number, or is known and is no number of a key.
 
     Memory: S × S.
 

@@ -122,6 +122,7 @@ def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> F
       [T, T], rows that sum to one. L = 0 gives the identity.
 
     Raises:
+      TypeError: `weights` is not floating point, or `residual` is not one real number.
       ValueError: `weights` has not the axes [L, T, T].
 
     Memory: T × T.
@@ -140,7 +141,8 @@ def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> F
     if weights.ndim != 3 or weights.shape[1] != weights.shape[2]:
         remedy = "Average over heads and stack the layers: weights.mean(1)."
         _errors.fail(ValueError, "rollout", "weights must have the axes [L, T, T]", remedy, weights=weights)
-    eye, r = jnp.eye(weights.shape[1], dtype=weights.dtype), jnp.asarray(residual, weights.dtype)
+    r = _errors.scalar("rollout", "residual", residual, "Pass one share for all layers.").astype(weights.dtype)
+    eye = jnp.eye(weights.shape[1], dtype=weights.dtype)
     return jax.lax.scan(lambda reached, A: (((1 - r) * A + r * eye) @ reached, None), eye, weights)[0]
 
 

@@ -78,8 +78,8 @@ def measure_row(
       attended pulls with 0. `dq` comes of a backward pass and the pulls of their formula, so each checks the other.
 
     Raises:
-      TypeError, ValueError: as `attention`; or `dout` has not the shape [T, Dv], or `row` is not one whole number
-      or, where it is known, not from 0 to T − 1.
+      TypeError, ValueError: as `attention`; or `dout` is not floating point or not [T, Dv], or `row` is not one whole
+      number or, where it is known, not from 0 to T − 1.
 
     Memory: linear in T and S, and S × D.
 
@@ -97,6 +97,7 @@ def measure_row(
     caller = "measure_row"
     q, k, v = qkv(caller, q, k, v)
     dout, row = _errors.array(caller, "dout", dout), _errors.number_of(caller, "row", row, q.shape[0], "T")
+    _errors.floating(caller, dout=dout)
     if dout.shape != (q.shape[0], v.shape[1]):
         remedy = "Pass dL/dout of every query, as jax.grad gives it."
         _errors.fail(ValueError, caller, "dout must have the shape [T, Dv]", remedy, q=q, v=v, dout=dout)
