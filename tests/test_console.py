@@ -182,6 +182,12 @@ def test_numbers_have_no_negative_zero_and_no_endless_digits():
     assert "-2.000" in page
 
 
+def test_numbers_whose_difference_or_square_is_no_float_are_drawn():
+    assert "▁▅█" in text(console.sparklines({"loss": [-1.7e308, 0.0, 1.7e308]}))
+    lines = text(console.why([[3e200, 4e200], [0.0, 0.0]], ["river", "money"], digits=2)).splitlines()
+    assert [line.split()[1] for line in lines[2:5]] == ["+5e+200", "0.00", "+5e+200"]
+
+
 def test_a_bar_has_as_many_marks_as_the_weight_says():
     lines = text(console.bars("abcd", [0.999, 0.5, -1.0, 7.0])).splitlines()
     assert [line.count("#") for line in lines] == [29, 15, 0, 30]

@@ -200,9 +200,10 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
 def _sparks(z: np.ndarray) -> str:
     seen = z[np.isfinite(z)]
     low, high = (float(seen.min()), float(seen.max())) if len(seen) else (0.0, 0.0)
-    if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
+    half = high / 2 - low / 2  # high − low may be more than a float holds
+    if half <= 0.5e-12 * max(1.0, abs(low), abs(high)):
         return "".join("▁" if np.isfinite(n) else " " for n in z)
-    return "".join(_SPARKS[round(7 * (n - low) / (high - low))] if np.isfinite(n) else " " for n in z)
+    return "".join(_SPARKS[round(7 * ((n / 2 - low / 2) / half))] if np.isfinite(n) else " " for n in z)
 
 
 def why(
@@ -249,8 +250,9 @@ def why(
     if total is not None:
         rows.append(_picture_inputs.numbers("why", "total", total, (x.shape[1],), "[D]"))
         names.append("measured")
-    size = float(np.linalg.norm(whole))
-    unit = whole / size if size else whole
+    top = float(abs(whole).max(initial=0))
+    unit = whole / top if top else whole  # of entries at most 1, whose squares are no infinity
+    unit = unit / max(float(np.linalg.norm(unit)), 1.0)
     numbers = [[row @ unit, *row] for row in rows]
     cells = [
         [Text(f" {_signed(n, digits)} ", _PLUS if n > 0 else _MINUS if n < 0 else "") for n in row] for row in numbers
