@@ -872,6 +872,21 @@ def test_the_report_sees_a_broken_run_moved_keys_and_missed_limits(free, x64):
 
 
 @pytest.mark.structure
+def test_the_growth_of_a_query_is_held_to_theory_where_two_looks_show_it():
+    """One look showed that it gained 0 in no time, which any path does."""
+    read, objective = (lambda q: (q, jnp.eye(2, 3))), flow.cross_entropy(0)
+    for at in ((100,), (0, 100), (1, 100), (0, 10, 100)):
+        observe = flow.watch(read, objective, 0)
+        path = flow.run(flow.loss_of(read, objective), jnp.ones(3), optax.sgd(0.1), 100, at=at, observe=observe)
+        report = flow.check(path, rate=0.1)
+        if at[-2:-1] in ((), (0,)):
+            assert not report["two looks at η t > 0, so that |q| has a rate"].passed
+        else:
+            assert report["|q| gains ln 10/(cγ) a decade"].predicted == pytest.approx(
+                math.log(100 / at[-2]) * 1.5**0.5, rel=1e-5
+            )
+
+
 def test_a_run_of_no_steps_has_no_limits():
     read, objective = lambda q: (q, jnp.eye(2)), flow.cross_entropy(0)
     watch = flow.watch(read, objective, 0)

@@ -307,11 +307,15 @@ def _limits(trajectory: Trajectory[Tree], s: Any, rate: float, within: float) ->
         return (Check("η t > 0, so that there are limits", float(t[-1]), 1.0, 0.0),)
     if cg == 0:
         return (Check("γ > 0, so that there are limits", 0.0, 1.0, 0.0),)
-    early = int(np.searchsorted(t, t[-1] / 10))
-    gain, decade = s.norm[-1] - s.norm[early], np.log(t[-1] / t[early]) / cg
+    early = min(int(np.searchsorted(t, t[-1] / 10)), len(t) - 2)
+    if early < 0 or t[early] <= 0:
+        gains = Check("two looks at η t > 0, so that |q| has a rate", 1.0, 2.0, 0.0)
+    else:
+        gain, decade = float(s.norm[-1] - s.norm[early]), float(np.log(t[-1] / t[early])) / cg
+        gains = Check("|q| gains ln 10/(cγ) a decade", gain, decade, within * decade)
     return (
         Check("η t L → 1/(cγ)²", float(t[-1] * s.loss[-1]), 1 / cg**2, within / cg**2),
-        Check("|q| gains ln 10/(cγ) a decade", float(gain), float(decade), within * float(decade)),
+        gains,
         Check("cos(q, u) → 1", float(s.cos_margin[-1]), 1.0, within),
     )
 
