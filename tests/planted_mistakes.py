@@ -647,7 +647,7 @@ plant("a masked value that is not finite and is averaged", "jattn/flow/_closed.p
 plant("a measured row that looks at what it does not attend", "jattn/flow/_rows.py",
       "jnp.where((w == 0)[:, None], 0, x) for x", "x for x",
       "recorder.py::test_a_row_is_measured_without_what_it_does_not_attend")
-plant("a balance that is a sum", "jattn/flow/_measures.py", "return a.T @ a - b.T @ b", "return a.T @ a + b.T @ b",
+plant("a balance that is a sum", "jattn/flow/_measures.py", "= a.T @ a - b.T @ b", "= a.T @ a + b.T @ b",
       "flow.py::test_gradient_descent_moves_the_balance_exactly_as_predicted_and_others_do_not")
 plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * A + r * eye) @ reached",
       "reached @ ((1 - r) * A + r * eye)", "flow.py::test_rollout_multiplies_the_layers")
