@@ -4,6 +4,7 @@ from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors, masks, reference
 from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Integer, Numeric, PRNGKey, ScoreModifier
@@ -224,7 +225,8 @@ def weights_of(
       error of its logit and of lse, |lse|·eps relative: where logits are as large as 1e6 in float32, use `explain`.
 
     Raises:
-      TypeError, ValueError: as `attention`; or lse has not the shape [T], or rows are not integers [R].
+      TypeError, ValueError: as `attention`; or lse has not the shape [T], or rows are not integers [R] or, where they
+        are known, none of q.
 
     Memory: R · S.
 
@@ -247,15 +249,9 @@ def weights_of(
     if lse.shape != (T,):
         remedy = "Pass what attention(..., return_lse=True) returned for this q."
         _errors.fail(ValueError, caller, "lse must have the shape [T]", remedy, q=q, lse=lse)
-    rows = jnp.arange(T, dtype=jnp.int32) if rows is None else _errors.array(caller, "rows", rows)
-    _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
-    _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    rows = jnp.arange(T, dtype=jnp.int32) if rows is None else _rows_of(caller, q, rows)
     if rows.shape[0] == 0:  # of no query, and where there is none
         return jnp.zeros((0, S), _errors.wide(q, k, lse))
-    if T == 0:
-        remedy = "Pass no rows where q has none."
-        _errors.fail(ValueError, caller, "rows must be rows of q", remedy, q=q, rows=rows)
-    rows = jnp.where(rows < 0, rows + T, rows).astype(jnp.int32)
     dtype = _errors.wide(q, k, lse)  # as the values that were attended may be wider than q and k
     q, lse = q.astype(dtype), lse.astype(dtype)
     full = arguments.dense(T, S, {**options, "mask": None})
@@ -271,3 +267,20 @@ def weights_of(
         return jnp.exp(jnp.where(logits == -jnp.inf, -jnp.inf, logits - jnp.where(lse[r] == -jnp.inf, 0, lse[r])))
 
     return jax.vmap(one)(rows)
+
+
+def _rows_of(caller: str, q: jax.Array, rows: ArrayLike) -> jax.Array:
+    """Numbers of rows of q, counted from the first; those that are negative are given from the end."""
+    found = _errors.array(caller, "rows", rows)
+    _errors.kind(caller, "rows", found, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
+    _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=found)
+    T, R = q.shape[0], found.shape[0]
+    wrong = T == 0 and R != 0
+    if not wrong and isinstance(T, int) and _errors.known(found):  # by NumPy, which inside jit too says now what is so
+        chosen = np.asarray(found)
+        wrong = bool(chosen.min(initial=0) < -T or chosen.max(initial=0) > max(T - 1, 0))
+    if wrong:
+        remedy = f"Count from 0 to {T - 1}, or from the end, -1 the last." if T else "Pass no rows where q has none."
+        _errors.fail(ValueError, caller, "rows must be rows of q", remedy, q=q, rows=found)
+    found = found.astype(jnp.int32)  # a narrow one may not hold T
+    return jnp.where(found < 0, found + T, found)

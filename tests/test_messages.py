@@ -193,6 +193,8 @@ TABLE = [
     (rows_of(lse=ones(T), rows=ones(2)), TypeError, "weights_of: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
     (rows_of(lse=ones(T), rows=2), ValueError, "weights_of: rows must have the axes [R], got rows []. Pass a list of row numbers, as in rows=jax.numpy.array([2])."),
     (rows_of(q=ones(0, 5), lse=ones(0), rows=whole(2)), ValueError, "weights_of: rows must be rows of q, got q [0, 5] and rows [2]. Pass no rows where q has none."),
+    (rows_of(lse=ones(T), rows=np.array([2, T])), ValueError, "weights_of: rows must be rows of q, got q [13, 5] and rows [2]. Count from 0 to 12, or from the end, -1 the last."),
+    (rows_of(lse=ones(T), rows=[-T - 1]), ValueError, "weights_of: rows must be rows of q, got q [13, 5] and rows [1]. Count from 0 to 12, or from the end, -1 the last."),
     (rows_of(k=ones(S, 4)), ValueError, "weights_of: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
     # chosen_blocks
     (lambda: masks.chosen_blocks(ones(4, 2), 8), TypeError, "chosen_blocks: indices must be integer, got indices float32[4, 2]. An index is the number of a block: pass whole numbers."),

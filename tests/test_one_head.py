@@ -105,6 +105,16 @@ def test_rows_of_the_weights_are_counted_from_the_end_where_they_are_negative():
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
+def test_rows_of_the_weights_may_be_counted_in_a_narrow_dtype(dtype):
+    q, k, _ = qkv(T=300, dtype=np.float32)
+    lse = jattn.attention(q, k, k, return_lse=True)[1]
+    rows = np.array([3, 100 if dtype == np.uint8 else -2], dtype)
+    chosen = jax.jit(lambda q: jattn.weights_of(q, k, lse, rows))(q)  # which are known inside jit too
+    np.testing.assert_allclose(chosen, jattn.weights_of(q, k, lse)[rows.astype(int)], rtol=1e-5)
+
+
+@pytest.mark.structure
 @pytest.mark.parametrize("rows", [None, np.zeros(0, np.int32)], ids=["all", "none"])
 def test_without_queries_there_are_no_weights(rows):
     q, k, _ = qkv(dtype=np.float32)
