@@ -164,6 +164,7 @@ TABLE = [
     (attend(q_positions=np.arange(T) + 2**31), ValueError, "attention: q_positions must be numbers that int32 holds, got q_positions [13]. Count the tokens from one that is nearer."),
     (attend(k_positions=whole(T)), ValueError, "attention: k_positions must have the shape [S], got k_positions [13]. Give one position to each row of k: S is 17 here."),
     (attend(score="cap"), TypeError, f"attention: score must be a function, got score of type str. {SCORE}"),
+    (attend(score=scores.alibi), TypeError, "attention: score must take three scalars, got score of type function. Call it: score=jattn.scores.alibi(…)."),
     (attend(score=lambda x: x), TypeError, f"attention: score must take three scalars, got score with the arguments (x). {SCORE}"),
     (attend(score=lambda x, t, s: t), TypeError, f"attention: score must return one real scalar, got score returning int32[]. {SCORE}"),
     (attend(score=lambda x, t, s: (x, x)), TypeError, f"attention: score must return one real scalar, got score returning float32[] and float32[]. {SCORE}"),

@@ -201,6 +201,9 @@ def validate_score(caller: str, score: Any, dtype: Any) -> None:
 
 def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
+    if getattr(scores, made := getattr(score, "__name__", ""), None) is score:
+        must, remedy = "score must take three scalars", f"Call it: score=jattn.scores.{made}(…)."
+        _errors.fail(TypeError, caller, must, remedy, score=f"of type {type(score).__name__}")
     _errors.takes(caller, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     jaxpr = jax.make_jaxpr(score)(x, i, i)
