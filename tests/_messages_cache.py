@@ -63,7 +63,7 @@ CACHE = [
     (new(k=ones(Hkv, T, D)), ValueError, f"append: k must have the axes [B, Hkv, T, D], got k [2, 4, 5]. {K_MAJOR}"),
     (new(v=ones(Hkv, T, Dv)), ValueError, f"append: v must have the axes [B, Hkv, T, Dv], got v [2, 4, 3]. {K_MAJOR}"),
     (new(k=whole(B, Hkv, T, D)), TypeError, "append: k must be floating point, got k int32[2, 2, 4, 5]. Convert it first: k.astype(jax.numpy.float32)."),
-    (new(k=ones(B, T, Hkv, D)), ValueError, "append: k must have the B, Hkv and D of the cache, got k [2, 4, 2, 5] and cache [2, 2, 7, 5]. Make the cache for these shapes."),
+    (new(k=ones(B, T, Hkv, D)), ValueError, f"append: k must have the B, Hkv and D of the cache, got k [2, 4, 2, 5] and cache [2, 2, 7, 5]. {K_MAJOR}"),
     (new(v=ones(B, Hkv, T, D)), ValueError, "append: v must have the B, Hkv and Dv of the cache, got v [2, 2, 4, 5] and cache [2, 2, 7, 3]. Make the cache for these shapes."),
     (new(v=ones(B, Hkv, T, Dv, dtype=np.float16)), TypeError, "append: v must have the dtype of the cache, got v float16 and cache float32. Convert it first, v.astype(...), or make the cache with this dtype."),
     (new(v=ones(B, Hkv, 3, Dv)), ValueError, "append: k and v must agree in T, got k [2, 2, 4, 5] and v [2, 2, 3, 3]. Each key needs its one value."),

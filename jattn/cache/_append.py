@@ -71,7 +71,8 @@ def append(
         if (*x.shape[:2], x.shape[3]) != (B, Hkv, width):
             must = f"{name} must have the B, Hkv and {'D' if name == 'k' else 'Dv'} of the cache"
             got = {name: x, "cache": f"[{B}, {Hkv}, {cache.capacity}, {width}]"}
-            _errors.fail(ValueError, caller, must, "Make the cache for these shapes.", **got)
+            swapped = (x.shape[0], *x.shape[2:]) == (B, Hkv, width)
+            _errors.fail(ValueError, caller, must, remedy if swapped else "Make the cache for these shapes.", **got)
         kept = (cache.store.k if name == "k" else cache.store.v).dtype
         if kept not in (jnp.int8, x.dtype):
             got = {name: str(x.dtype), "cache": str(kept)}
