@@ -160,6 +160,21 @@ def interface(attention_mask, query=None, **options):
     return lambda: transformers.attention_interface(None, query, x, x, attention_mask, **options)
 
 
+def dropping(host):
+    """Dropout without a key, under the name that the host has for it."""
+
+    def call():
+        if host == "flax":
+            from jattn.hosts.flax import attention_fn
+
+            return attention_fn(*(ones(2, T, 4, 6),) * 3, dropout_rate=0.5)
+        from jattn.hosts.equinox import MultiheadAttention
+
+        return MultiheadAttention(2, 4, dropout_p=0.5, key=jax.random.key(0))(*(ones(T, 4),) * 3)
+
+    return call
+
+
 def alike(**options):
     """Dropout that is one draw for all, over two examples."""
     shapes = {"query": (2, T, 4, 6), "key": (2, S, 2, 6), "value": (2, S, 2, 6), "bias": None, "mask": None} | options
@@ -173,6 +188,9 @@ HOSTS = [
     (alike(mask=(2, 3, T, S)), ValueError, "hosts: mask must broadcast to [*B, N, T, S], got mask [2, 3, 13, 17]. Give each axis its full length or 1: [*B, N, T, S] is [2, 4, 13, 17] here."),
     (alike(bias=(3, 1, T, S)), ValueError, "hosts: bias must broadcast to [*B, N, T, S], got bias [3, 1, 13, 17]. Give each axis its full length or 1: [*B, N, T, S] is [2, 4, 13, 17] here."),
     (interface(ones(2, 1, T, T, dtype=np.int32)), TypeError, "attention_interface: attention_mask must be boolean or floating point, got attention_mask int32[2, 1, 13, 13]. Of ones where a pair is allowed make booleans: attention_mask != 0."),
+    (interface(ones(2, T, dtype=bool)), ValueError, "attention_interface: attention_mask must broadcast to [B, N, T, S], got attention_mask [2, 13]. Of one entry a token make one a pair: x[:, None, None, :]."),
+    (dropping("flax"), ValueError, "hosts: dropout_rng must be given where weights are dropped, got dropout_rng None. Pass a key of jax.random, dropout_rng=jax.random.key(0), or deterministic=True."),
+    (dropping("equinox"), ValueError, "hosts: key must be given where weights are dropped, got key None. Pass a key of jax.random, key=jax.random.key(0), or inference=True."),
     (interface(None, query=ones(4, T, 6)), ValueError, "attention_interface: query must have the axes [B, N, T, H], got query [4, 13, 6]. Heads stand before tokens, and one example is a batch of 1."),
     (interface(None, query="river"), TypeError, "attention_interface: query must be an array of numbers in one shape, got query of type str. Pass a jax or NumPy array."),
     (interface(None, sliding_window=2.5, is_causal=True), TypeError, "attention_interface: sliding_window must be a whole number, got sliding_window of type float. Pass a Python int of at least 1."),

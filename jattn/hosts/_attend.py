@@ -26,6 +26,13 @@ def host(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def needs_key(name: str, key: Any, off: str) -> None:
+    """Refuses dropout without a key, by the name that the host has for it."""
+    if key is None:
+        remedy = f"Pass a key of jax.random, {name}=jax.random.key(0), or {off}."
+        _errors.fail(ValueError, "hosts", f"{name} must be given where weights are dropped", remedy, **{name: "None"})
+
+
 def attend_heads(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any) -> jax.Array:
     """`dot_product_attention` with any number of batch axes before the tokens: [*B, T, N, H] and [*B, S, K, H]."""
     batch, (query, key, value) = _one_batch(query=query, key=key, value=value)

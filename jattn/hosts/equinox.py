@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 import jax
 
 from jattn._types import AnyArray, Array, ArrayLike, Bool, Float, Integer, PRNGKey
-from jattn.hosts._attend import Measured, attend_heads, host, measure_heads
+from jattn.hosts._attend import Measured, attend_heads, host, measure_heads, needs_key
 from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
 
@@ -83,6 +83,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             q, k, v = process_heads(q, k, v)
         off = self.dropout.inference if inference is None else inference
         if not off and self.dropout.p > 0:
+            needs_key("key", key, "inference=True")
             options |= {"dropout_rate": self.dropout.p, "dropout_key": key}
         out = attend_heads(q, k, v, None, mask, **options)
         out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], math.prod(out.shape[1:])))

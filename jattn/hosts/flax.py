@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import promoted
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
-from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host, measure_heads
+from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host, measure_heads, needs_key
 
 _flax = host("flax")
 
@@ -97,6 +97,8 @@ def attention_fn(
     dtype = dtype or promoted(query.dtype, key.dtype, value.dtype)
     query, key, value = (x.astype(dtype) for x in (query, key, value))
     dropping = not deterministic and dropout_rate > 0
+    if dropping:
+        needs_key("dropout_rng", dropout_rng, "deterministic=True")
     options = {"is_causal": is_causal} | (
         {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}
     )

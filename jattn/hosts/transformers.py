@@ -93,6 +93,9 @@ def attention_interface(
             _errors.fail(ValueError, caller, must, remedy, **got)
     else:
         allowed = _errors.array(caller, "attention_mask", attention_mask)
+        if allowed.shape == (B := query.shape[0], S) and B not in (1, T):  # as a tokenizer makes it
+            must, remedy = "attention_mask must broadcast to [B, N, T, S]", "Of one entry a token make one a pair: "
+            _errors.fail(ValueError, caller, must, remedy + "x[:, None, None, :].", attention_mask=allowed)
         if allowed.dtype == jnp.bool_:
             mask = allowed
         elif jnp.issubdtype(allowed.dtype, jnp.floating):
