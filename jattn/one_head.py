@@ -89,7 +89,8 @@ def attention(
         derivative is finite there. In half precision, convert an array that it indexes to float32 before it captures
         it: JAX sums the gradient of an indexed array in the dtype of that array.
       bias: added after the score, broadcastable to [T, S]. An entry of −inf gives a pair no weight (only
-        a mask also hides a NaN behind it); a learned one has its gradient.
+        a mask also hides a NaN behind it), one of +inf all the weight of its query, several in equal
+        shares, and lse = +inf. A learned one has its gradient.
       sink: a logit that joins the denominator and brings no value, a scalar or [T].
       scale: what the dot products are multiplied by, a real scalar, possibly traced; 1/√D if None.
       q_positions: integers [T], where each query stands in the sequence, in tokens, less than 2³⁰ in magnitude;

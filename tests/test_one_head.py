@@ -334,6 +334,20 @@ def test_a_query_without_keys_gives_zeros_and_has_no_gradient(how):
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize("tile", [None, (16, 16)], ids=["one tile", "tiles"])
+def test_a_bias_of_infinity_gives_its_keys_all_the_weight_in_equal_shares(tile):
+    x = {name: np.asarray(a, np.float32) for name, a in inputs().items()}
+    x["bias"][3, 2] = x["bias"][5, 0] = x["bias"][5, S - 1] = np.inf
+    out, lse = ours(tile=tile)(**x)
+    np.testing.assert_array_equal(out[3], x["v"][2])
+    assert_close(out[5], (x["v"][0] + x["v"][-1]) / 2, ulps=4)
+    np.testing.assert_array_equal(np.isposinf(lse), np.isin(np.arange(T), (3, 5)))
+    got = jax.grad(lambda x: (ours(tile=tile)(**x)[0] ** 2).sum())(x)
+    np.testing.assert_array_equal(got["bias"][3], 0)
+    assert all(np.isfinite(d).all() for d in got.values())
+
+
+@pytest.mark.structure
 def test_a_query_with_a_sink_and_no_key_gives_zeros_and_the_sink():
     x = {name: np.asarray(a, np.float32) for name, a in inputs().items()}
     got = derivatives(ours(mask=np.zeros((1, 1), bool)))(**x)
