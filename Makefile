@@ -196,11 +196,13 @@ $(VENV)-dist/.ready:
 	@$(PYTHON) -m venv $(VENV)-dist
 	@$(VENV)-dist/bin/python -m pip install --disable-pip-version-check -q build twine check-wheel-contents && touch $@
 
-# What jattn needs, in an environment that has nothing else: what is known against it, and its licences.
+# What jattn needs, in an environment that has nothing else: its licences, and what is known against it; PyPI knows of
+# jattn itself only once it is published.
 audit: dist
 	@$(VENV)-dist/bin/python -m pip install --disable-pip-version-check -q pip-audit pip-licenses
 	@$(VENV)-dist/bin/pip-licenses --python $(VENV)-empty/bin/python --format markdown
-	@$(VENV)-dist/bin/pip-audit --strict --path "$$($(VENV)-empty/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@$(VENV)-empty/bin/python -m pip freeze --disable-pip-version-check --exclude jattn >build/needed.txt
+	@$(VENV)-dist/bin/pip-audit --strict --disable-pip --no-deps --requirement build/needed.txt
 
 # In an environment of its own, beside the peers. Where pip finds a CUDA build of torch first, point it at a CPU build.
 bench:
