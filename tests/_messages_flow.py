@@ -215,7 +215,7 @@ FLOW = [
     (lambda: flow.rollout(ones(2, 3, 4)), ValueError, "rollout: weights must have the axes [L, T, T], got weights [2, 3, 4]. Average over heads and stack the layers: weights.mean(1)."),
     (lambda: flow.check(path()), TypeError, "check: trajectory must be one of Diagnostics, got trajectory of ArrayImpl. Run it with observe=watch(…)."),
     (lambda: several().kept(), ValueError, "trajectory: what was kept is asked of one run that has ended, got broke [2]. Take one: jax.tree.map(lambda x: x[0], runs) of runs that were mapped, outside of jit."),
-    (lambda: flow.check(dataclasses.replace(diagnosed(), broke=np.int32(1), at=np.array([2, 3]))), ValueError, "check: trajectory must hold a look before it broke, got trajectory that broke at step 1. Look earlier, as from 0 on: at=1."),
+    (lambda: flow.check(dataclasses.replace(diagnosed(), broke=jnp.int32(1), at=jnp.array([2, 3]))), ValueError, "check: trajectory must hold a look before it broke, got trajectory that broke at step 1. Look earlier, as from 0 on: at=1."),
     (lambda: flow.check(diagnosed(), keys="tied"), ValueError, "check: keys must be one of three words, got keys 'tied'. Say frozen, free or projected."),
 ]  # fmt: skip
 
