@@ -443,7 +443,8 @@ def test_a_state_that_an_update_widens_is_wide_from_the_beginning():
     params = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(3)}
     loss = lambda p: sum(jnp.sum((x.astype(jnp.float32) - 0.3) ** 2) for x in p.values())  # noqa: E731
     total = lambda updates: {name: jnp.sum(u**2) for name, u in updates.items()}  # noqa: E731
-    adam = optax.inject_hyperparams(optax.adam)(0.01)  # its rates are float32, and widen the moments of a
+    wide = partial(optax.inject_hyperparams, hyperparam_dtype=jnp.float32)  # the rates, which widen the moments of a
+    adam = wide(optax.adam)(0.01)
 
     @jax.jit
     def loop(params):
