@@ -1,6 +1,7 @@
 """The batching rule: a function over the leading axis of its operands, a group of examples at a time."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -144,7 +145,8 @@ class Vmapped(BatchedFunction):
         if finite is None:
             return None
         fun, otherwise = (dataclasses.replace(self, fun=one) for one in (finite.fun, finite.otherwise))
-        return ForFinite(fun, finite.holds, otherwise)
+        pairs = self.size * finite.pairs if isinstance(self.size, int) else math.inf
+        return ForFinite(fun, finite.holds, otherwise, pairs)
 
     def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
         below = self.fun.batch_levels(operands, outputs)
