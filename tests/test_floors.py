@@ -65,7 +65,8 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     ],
     "figures": [["_canvas"], ["_effects", "_plane", "_signed", "_tiles", "_weights"], ["_time"]],
     "flow": [
-        ["_closed", "_margins", "_measures", "_paths"],
+        ["_closed", "_looks", "_margins", "_measures"],
+        ["_paths"],
         ["_continuous", "_diagnosis", "_long", "_recorder", "_rows"],
     ],
     "heads": [["_params"], ["_multi", "_effects"], ["_latent", "_scores"]],

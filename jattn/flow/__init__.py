@@ -25,9 +25,10 @@ from jattn.flow._closed import (
 from jattn.flow._continuous import integrate
 from jattn.flow._diagnosis import Check, Diagnostics, Report, check, loss_of, watch
 from jattn.flow._long import run_in_parts
+from jattn.flow._looks import log_steps
 from jattn.flow._margins import Margin, max_margin
 from jattn.flow._measures import balance, entropy, max_logit, rollout, saturation
-from jattn.flow._paths import Now, Trajectory, log_steps, run
+from jattn.flow._paths import Now, Trajectory, run
 from jattn.flow._recorder import Recorder
 from jattn.flow._rows import MeasuredRow, measure_row
 

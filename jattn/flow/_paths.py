@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import CellType, ModuleType
@@ -18,6 +17,7 @@ from jattn import _errors
 from jattn._numerics import promoted
 from jattn._types import Array, ArrayTree, Float, Integer
 from jattn._values import pytree
+from jattn.flow._looks import looks_at
 
 Tree: TypeAlias = ArrayTree
 Data: TypeAlias = tuple[ArrayTree, ...]
@@ -294,30 +294,6 @@ def _holds_tracer(x: Any, seen: set[int]) -> bool:
     return any(_holds_tracer(y, seen) for y in inner)
 
 
-def log_steps(steps: int, *, per_decade: int = 8) -> tuple[int, ...]:
-    """Logarithmically spaced steps to look at: 0, 1, …, `steps`.
-
-    Args:
-      steps: the last, 0 or more.
-      per_decade: how many between 10ⁿ and 10ⁿ⁺¹, at most; 1 or more.
-
-    Returns:
-      Whole numbers, increasing, the first 0 and the last `steps`.
-
-    Raises:
-      TypeError, ValueError: a number is not whole, or too small.
-
-    Example:
-      >>> from jattn import flow
-      >>> flow.log_steps(1000, per_decade=2)
-      (0, 1, 3, 10, 32, 100, 316, 1000)
-    """
-    steps = _errors.count("log_steps", "steps", steps)
-    per_decade = _errors.count("log_steps", "per_decade", per_decade, least=1)
-    grid = 10 ** (np.arange(int(per_decade * math.log10(max(steps, 1))) + 1) / per_decade)
-    return tuple(sorted({0, steps, *(round(float(t)) for t in grid if round(float(t)) <= steps)}))
-
-
 def validate(
     caller: str,
     loss: Loss,
@@ -336,7 +312,7 @@ def validate(
     if track is not None:
         _errors.function(caller, "track", track, "Write track(updates) -> a pytree of arrays.")
     params = check_functions(caller, loss, observe, params, data)
-    return RunRule(loss, optimizer, observe, track), params, _looks(caller, steps, at)
+    return RunRule(loss, optimizer, observe, track), params, looks_at(caller, steps, at)
 
 
 def check_functions(caller: str, loss: Loss, observe: Observe | None, params: Tree, data: Data) -> Tree:
@@ -360,24 +336,6 @@ def check_functions(caller: str, loss: Loss, observe: Observe | None, params: Tr
         remedy = "Reduce it to one number, by a sum or a mean."
         _errors.fail(ValueError, caller, "loss must return one real scalar", remedy, **{"loss returning": got})
     return params
-
-
-def _looks(caller: str, steps: int, at: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The steps at which to look, increasing."""
-    steps = _errors.count(caller, "steps", steps)
-    if steps >= 2**31:
-        remedy = "Steps of a jitted loop are int32: take it in several runs, each from the state of the last."
-        _errors.fail(ValueError, caller, "steps must be below 2147483648", remedy, steps=str(steps))
-    if at is None:
-        return (0, steps) if steps else (0,)
-    if np.ndim(at) == 0:
-        return (*range(0, steps, _errors.count(caller, "at", at, least=1)), steps)
-    looks = tuple(_errors.count(caller, "at", t) for t in at)  # type: ignore[union-attr]
-    if not looks or looks[-1] > steps or any(b <= a for a, b in itertools.pairwise(looks)):
-        got = {"at": f"of {len(looks)} steps", "steps": str(steps)}
-        remedy = "Give them sorted, without repeats, as flow.log_steps(steps) does."
-        _errors.fail(ValueError, caller, "at must be increasing steps from 0 to steps", remedy, **got)
-    return looks
 
 
 def _as_after(caller: str, state: Tree, after: Tree) -> Tree:
