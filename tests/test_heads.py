@@ -231,6 +231,7 @@ def test_latent_attention_expanded_is_absorbed_and_both_are_the_definition(q_ran
     assert_close(out, total, ulps=256)
 
 
+@pytest.mark.structure
 def test_params_and_tokens_of_two_dtypes_promote_as_in_attention():
     """With strict promotion too; a part of params may be wider than the rest."""
     latent = init(jax.random.key(0), E, heads.latent_init, heads=H, head_dim=D, rope_dim=2, value_dim=DV, kv_rank=C,
