@@ -888,6 +888,7 @@ def test_the_growth_of_a_query_is_held_to_theory_where_two_looks_show_it():
             )
 
 
+@pytest.mark.structure
 def test_a_run_of_no_steps_has_no_limits():
     read, objective = lambda q: (q, jnp.eye(2)), flow.cross_entropy(0)
     watch = flow.watch(read, objective, 0)
@@ -957,6 +958,7 @@ def test_no_dtype_is_promoted_of_what_is_measured(x64):
         assert (seen.q.dtype, seen.margin.dtype, seen.conserved.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
 
 
+@pytest.mark.structure
 def test_weight_decay_shrinks_the_balance(x64):
     """θ ← (1 − ηλ) θ − η g: the balance shrinks by (1 − ηλ)² a step, which is e^{−2λt} in the limit of small steps."""
     x, rate, decay = normal(7, 5, seed=1), 0.002, 0.5
