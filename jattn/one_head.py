@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, masks, reference
+from jattn._numerics import nan_where
 from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Integer, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import options as arguments
 from jattn.engine.attend import attend
@@ -218,7 +219,8 @@ def weights_of(
     Args:
       q: [T, D]. k: [S, D].
       lse: [T], as `attention(..., return_lse=True)` gave it for the same options, a sink's share included.
-      rows: integers [R], which rows of q, from the end where they are negative; all of them if None.
+      rows: integers [R], which rows of q, from the end where they are negative; all of them if None. The weights of a
+        traced one that q has not are NaN.
       mask, score, bias, scale, q_positions, k_positions: as in `attention`.
 
     Returns:
@@ -267,7 +269,8 @@ def weights_of(
         logits = reference.steps(q[r][None], k, k[:, :0], **here)[0].scaled[0]
         return jnp.exp(jnp.where(logits == -jnp.inf, -jnp.inf, logits - jnp.where(lse[r] == -jnp.inf, 0, lse[r])))
 
-    return jax.vmap(one)(rows)
+    weights = jax.vmap(one)(rows)
+    return weights if _errors.known(rows) else nan_where(((rows < 0) | (rows >= T))[:, None], weights)
 
 
 def _rows_of(caller: str, q: jax.Array, rows: ArrayLike) -> jax.Array:

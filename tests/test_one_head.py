@@ -115,6 +115,16 @@ def test_rows_of_the_weights_may_be_counted_in_a_narrow_dtype(dtype):
 
 
 @pytest.mark.structure
+def test_a_traced_row_that_is_not_there_has_no_weights_of_another():
+    q, k, _ = qkv(dtype=np.float32)
+    lse = jattn.attention(q, k, k, return_lse=True)[1]
+    rows = np.array([0, -1, T - 1, -T, T, -T - 1, -2 * T, 2**31 - 1])
+    got = jax.jit(lambda rows: jattn.weights_of(q, k, lse, rows))(rows)
+    np.testing.assert_allclose(got[:4], jattn.weights_of(q, k, lse, rows[:4]), rtol=1e-5)
+    assert np.isnan(got[4:]).all()
+
+
+@pytest.mark.structure
 @pytest.mark.parametrize("rows", [None, np.zeros(0, np.int32)], ids=["all", "none"])
 def test_without_queries_there_are_no_weights(rows):
     q, k, _ = qkv(dtype=np.float32)
