@@ -40,11 +40,6 @@ FORMS = {"searched": (False, 0), "finite, in loops": (True, 0), "finite, written
 """Whether the form for finite operands is taken, and how many tiles may be written out."""
 
 
-@pytest.fixture(autouse=True)
-def every_batch_is_asked(monkeypatch):
-    monkeypatch.setattr(tuning, "FEW_PAIRS", 0)
-
-
 def attend(q, k, v, *, mask=None, score=None, bias=None, sink=None, finite=False):
     """(out, lse) of one form: as `engine.attend`, with the choice made beforehand."""
     plan, x = make_plan(Operands(q, k, v, bias, sink, mask=mask), score, TILE)
@@ -178,11 +173,11 @@ def test_what_one_document_holds_reaches_no_other(order, rows, options):
         assert_close([a[CUT:] for a in got], [a[CUT:] for a in want], ulps=64)
 
 
-def test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all(monkeypatch):
+def test_a_batch_is_asked_once_and_few_queries_not_at_all():
     """Reading the keys is what few queries cost. One tile of all pairs has no search to be spared."""
 
-    def questions(T, platform="cpu", heads=2, **options):
-        q, k = (jax.ShapeDtypeStruct((3, heads, n, D), jnp.float32) for n in (T, 600))
+    def questions(T, platform="cpu", **options):
+        q, k = (jax.ShapeDtypeStruct((3, 2, n, D), jnp.float32) for n in (T, 600))
         f = jax.jit(jax.vmap(jax.vmap(lambda q, k: jattn.attention(q, k, k, **options))))
         return f.trace(q, k).lower(lowering_platforms=(platform,)).as_text().count("stablehlo.case")
 
@@ -191,9 +186,6 @@ def test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all(monkeypatch):
     assert questions(600, "cuda") == questions(600, "tpu", implementation="loops") == 0
     assert questions(4) == questions(64) == 0
     assert questions(64, mask=masks.lengths(k=500)) == 1
-    monkeypatch.setattr(tuning, "FEW_PAIRS", 3 * 2 * 64 * 600)
-    assert questions(64, mask=masks.lengths(k=501)) == 0
-    assert questions(64, mask=masks.lengths(k=501), heads=3) == questions(65, mask=masks.lengths(k=501)) == 1
 
 
 @pytest.mark.parametrize("rows", [20, 1000])

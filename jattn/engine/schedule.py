@@ -4,7 +4,6 @@ A tile that the mask calls EMPTY is never visited, and one that it calls FULL is
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +58,6 @@ class PlannedFunction(BatchedFunction):
             dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True)),
             lambda *xs: all_finite(plan, jax.tree.unflatten(self.tree, xs[:leaves])),
             dataclasses.replace(self, plan=dataclasses.replace(plan, all_masked=self.leaf_numbers.mask is not None)),
-            plan.T * plan.S if plan.static_lengths else math.inf,
         )
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:

@@ -29,12 +29,6 @@ BYTES_AT_ONCE = 2**20
 to heads first, and the zeros of the one product take longer than that."""
 
 
-FEW_PAIRS = 2**14
-"""Up to so many pairs in a whole batch, operands are not asked whether all are finite, and each tile is searched for
-what is not: up to a fifth slower, some 20 µs a call, where tracing and compiling both forms takes the first call twice
-as long."""
-
-
 LARGEST_SCORE = 2**16
 """Up to this, their maximum is subtracted from logits that end in a product without a comparison (`_numerics.below`):
 where XLA makes one multiply-add of both, the largest misses its own maximum by 2⁻⁸ at most."""

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from jattn._jax import ManualAxisType, Primitive, asks_for_devices, mlir
 from jattn._numerics import match_varying_axes
-from jattn.engine import tuning
 from jattn.engine.batching.partition import BatchLevels, partitioned
 
 Leaves = Sequence[Any]
@@ -139,8 +138,6 @@ class ForFinite(NamedTuple):
     fun: BatchedFunction
     holds: Callable[..., jax.Array]
     otherwise: BatchedFunction
-    pairs: float
-    """Of queries and keys, in the whole batch: ∞ where the program knows how many, and not its trace."""
 
 
 class FiniteKernel(NamedTuple):
@@ -215,12 +212,9 @@ _run = jax.jit(operator.call, static_argnums=0)  # (fun, *operands)
 
 
 def _evaluate(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
-    """The function, in the form for finite operands where they are found to be: one decision for the whole batch.
-
-    A small batch is not asked, since both forms would be traced and compiled for it.
-    """
+    """The function, in the form for finite operands where they are found to be: one decision for the whole batch."""
     finite = fun.for_finite()
-    if finite is None or finite.pairs <= tuning.FEW_PAIRS:
+    if finite is None:
         return _run(fun, *xs)
     return jax.lax.cond(finite.holds(*xs), partial(_run, finite.fun), partial(_run, finite.otherwise), *xs)
 

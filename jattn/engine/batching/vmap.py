@@ -1,7 +1,6 @@
 """The batching rule: a function over the leading axis of its operands, a group of examples at a time."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -145,8 +144,7 @@ class Vmapped(BatchedFunction):
         if finite is None:
             return None
         fun, otherwise = (dataclasses.replace(self, fun=one) for one in (finite.fun, finite.otherwise))
-        pairs = self.size * finite.pairs if isinstance(self.size, int) else math.inf
-        return ForFinite(fun, finite.holds, otherwise, pairs)
+        return ForFinite(fun, finite.holds, otherwise)
 
     def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
         below = self.fun.batch_levels(operands, outputs)
