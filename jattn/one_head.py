@@ -279,10 +279,11 @@ def _rows_of(caller: str, q: jax.Array, rows: ArrayLike) -> jax.Array:
     _errors.kind(caller, "rows", found, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
     _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=found)
     T, R = q.shape[0], found.shape[0]
-    wrong = T == 0 and R != 0
-    if not wrong and isinstance(T, int) and _errors.known(found):  # by NumPy, which inside jit too says now what is so
-        chosen = np.asarray(found)
-        wrong = bool(chosen.min(initial=0) < -T or chosen.max(initial=0) > max(T - 1, 0))
+    if isinstance(T, int) and _errors.known(found):
+        chosen = np.asarray(found)  # by NumPy, which inside jit too says now what is so
+        wrong = bool(((chosen < -T) | (chosen >= T)).any())
+    else:
+        wrong = T == 0 and R != 0
     if wrong:
         remedy = f"Count from 0 to {T - 1}, or from the end, -1 the last." if T else "Pass no rows where q has none."
         _errors.fail(ValueError, caller, "rows must be rows of q", remedy, q=q, rows=found)

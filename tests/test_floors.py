@@ -69,7 +69,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["_paths"],
         ["_continuous", "_diagnosis", "_long", "_recorder", "_rows"],
     ],
-    "heads": [["_params"], ["_multi", "_effects"], ["_latent", "_scores"]],
+    "heads": [["_norm", "_params"], ["_multi", "_effects"], ["_latent", "_scores"]],
     "hosts": [["_attend"], ["equinox", "flax", "haiku", "transformers"]],
     "lab": [
         ["result", "training"],

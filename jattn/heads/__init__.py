@@ -13,7 +13,8 @@ No batch: map with jax.vmap, in_axes (None, 0).
 
 from jattn.heads._effects import Agreement, BackwardLens, Effects, agreement, backward_lens, effects
 from jattn.heads._latent import latent_absorbed, latent_expanded, latent_init, latents
-from jattn.heads._multi import grouped, init, multi_head, output, project, rms_norm
+from jattn.heads._multi import grouped, init, multi_head, output, project
+from jattn.heads._norm import rms_norm
 from jattn.heads._scores import HeadScores, head_scores
 
 __all__ = [

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
-from jattn.heads._multi import ROPE, PerHead, Rope, grouped, output, rms_norm
+from jattn.heads._multi import ROPE, PerHead, Rope, grouped, output
+from jattn.heads._norm import rms_norm
 from jattn.heads._params import LECUN, Initializer, Params, fit, held, matrices, standard
 from jattn.one_head import SharedOptions
 
