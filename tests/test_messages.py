@@ -232,6 +232,7 @@ TABLE = [
     (many(query=ones(B, T, 3, D)), ValueError, "dot_product_attention: the query heads N must be a multiple of the K key heads, got query [2, 13, 3, 5] and key [2, 17, 2, 5]. Each key/value head serves the same number of query heads."),
     (many(mask=ones(S, T, dtype=bool)), ValueError, "dot_product_attention: mask must broadcast to [B, N, T, S], got mask [17, 13]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 17] here."),
     (attend(mask=masks.causal), TypeError, "attention: mask must be a mask or an array of booleans, got mask of type function. Call it: mask=jattn.masks.causal(…)."),
+    (attend(mask=masks.picture), TypeError, "attention: mask must be a mask or an array of booleans, got mask of type function. Make a mask of a function of two positions: mask=jattn.masks.where(f)."),
     (many(mask=lambda t, s: t >= s), TypeError, "dot_product_attention: mask must be a mask or an array of booleans, got mask of type function. Make a mask of a function of two positions: mask=jattn.masks.where(f)."),
     (many(mask=ones(B, N, T, S)), TypeError, "dot_product_attention: mask must be boolean, got mask float32[2, 4, 13, 17]. True allows a pair. An additive mask is a bias: pass it as bias."),
     (many(mask=masks.dense(ones(S, T, dtype=bool))), ValueError, "dot_product_attention: mask must broadcast to [T, S], got mask [17, 13]. Give each axis its full length or 1: [T, S] is [13, 17] here."),

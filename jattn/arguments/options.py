@@ -149,13 +149,18 @@ def booleans(caller: str, name: str, x: Any) -> jax.Array:
     """A boolean array that says which pairs are allowed."""
     if callable(x):
         remedy = f"Make a mask of a function of two positions: {name}=jattn.masks.where(f)."
-        if getattr(masks, made := getattr(x, "__name__", ""), None) is x:
-            remedy = f"Call it: {name}=jattn.masks.{made}(…)."
+        if _makes(Mask, x):
+            remedy = f"Call it: {name}=jattn.masks.{x.__name__}(…)."
         must = f"{name} must be a mask or an array of booleans"
         _errors.fail(TypeError, caller, must, remedy, **{name: f"of type {type(x).__name__}"})
     x = _errors.array(caller, name, x)
     _errors.kind(caller, name, x, jnp.bool_, "True allows a pair. An additive mask is a bias: pass it as bias.")
     return x
+
+
+def _makes(kind: type, f: Any) -> bool:
+    """Whether f is one of our functions that return a mask, or a score, once they are called."""
+    return getattr(f, "__annotations__", {}).get("return") is kind and getattr(f, "__module__", "").startswith("jattn.")
 
 
 def mask_value(caller: str, mask: Any, remedy: str) -> Mask:
@@ -201,8 +206,8 @@ def validate_score(caller: str, score: Any, dtype: Any) -> None:
 
 def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
-    if getattr(scores, made := getattr(score, "__name__", ""), None) is score:
-        must, remedy = "score must take three scalars", f"Call it: score=jattn.scores.{made}(…)."
+    if _makes(scores.Score, score):
+        must, remedy = "score must take three scalars", f"Call it: score=jattn.scores.{score.__name__}(…)."
         _errors.fail(TypeError, caller, must, remedy, score=f"of type {type(score).__name__}")
     _errors.takes(caller, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
