@@ -6,8 +6,10 @@ ValueError speaks of shapes and values, TypeError of dtypes and kinds, NotImplem
 is planned. No message prints the contents of an array.
 """
 
+import contextlib
 import inspect
 import operator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
@@ -244,3 +246,18 @@ def takes(caller: str, name: str, f: Any, n: int, remedy: str) -> None:
         got = f"with the arguments {inspect.signature(f)}"
         words = {2: "two", 3: "three", 4: "four"}
         fail(TypeError, caller, f"{name} must take {words[n]} scalars", remedy, **{name: got})
+
+
+@contextlib.contextmanager
+def traced(caller: str, name: str) -> Iterator[None]:
+    """Refuses a function that, as it is traced within, asks for the value of a scalar that it was given."""
+    try:
+        yield
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        remedy = "Choose with jnp.where instead of if, and look arrays up in JAX: jnp.asarray(table)[t - s]."
+        got = {name: f"that asks for the value of a traced scalar ({type(error).__name__})"}
+        fail(TypeError, caller, f"{name} must be a function that JAX can trace", remedy, **got)

@@ -171,6 +171,7 @@ SHARDING = [
     (over(spec=P(None, None, "seq")), ValueError, "attention: H must be a multiple of the devices along it, got q [1, 8, 4, 5] and devices 8. Shard the heads over fewer devices, or leave them whole in spec."),
     (over(shape=(2, 4), names=("data", "heads"), spec=P(None, None, "heads")), ValueError, "attention: Hkv must be a multiple of the devices along it, got k [1, 8, 2, 5] and devices 4. Repeat the heads of k and v, jax.numpy.repeat(k, 2, axis=-2), or leave heads whole in spec."),
     (lambda: sharding.zigzag(ones(12), 4), ValueError, "zigzag: the sequence must be a multiple of twice the devices, got x [12] and devices 4. Pad the sequence by 4 rows first."),
+    (lambda: sharding.unzigzag(ones(8), "two"), TypeError, "unzigzag: devices must be a whole number, got devices of type str. Pass a Python int of at least 1."),
     (lambda: sharding.zigzag([1, 2], 1), TypeError, "zigzag: x must be an array, got x of type list. Pass a jax or NumPy array."),
     (lambda: sharding.unzigzag(ones(8), 2, axis=1), ValueError, "unzigzag: axis must be from 0 to rank - 1, got axis 1 and rank 1. Count from 0."),
     (lambda: sharding.zigzag(ones(8), 2, axis=-2), ValueError, "zigzag: axis must be at least -1, got axis -2. Pass a Python int of at least -1."),

@@ -443,9 +443,25 @@ def test_a_decoding_step_sees_all_that_came_before():
     np.testing.assert_array_equal(one, [[True, True, True, True, False]])
 
 
-def test_a_window_may_be_wider_than_any_distance():
-    wide = masks.to_dense(masks.window(left=2**40, right=0), T, T)
-    np.testing.assert_array_equal(wide, np.tri(T, dtype=bool))
+@pytest.mark.structure
+@pytest.mark.parametrize(
+    ("mask", "want"),
+    [
+        (masks.window(left=2**40, right=0), np.tri(40)),
+        (masks.chunked(2**40), np.ones((40, 40))),
+        (masks.blocks([[True]], 2**40), np.ones((40, 40))),
+        (masks.chosen_blocks([[0]], 2**40), np.ones((40, 40))),
+        (masks.dilated(2**40), np.eye(40)),
+        (masks.strided(2**40, 3), np.tri(40) - np.tri(40, k=-4)),
+        (masks.strided(3, 2**40), np.tri(40)),
+    ],
+    ids=lambda x: repr(x) if isinstance(x, masks.Mask) else "",
+)
+def test_a_mask_may_count_more_tokens_than_there_are(mask, want):
+    np.testing.assert_array_equal(masks.to_dense(mask, 40, 40), want)
+    x = np.ones((40, 2), np.float32)
+    lse = jattn.attention(x, x, x, mask=mask, return_lse=True, tile=(16, 16))[1]
+    np.testing.assert_allclose(lse, np.sqrt(2) + np.log(want.sum(1)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

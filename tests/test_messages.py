@@ -113,6 +113,7 @@ ALIGN = (
     "Give both: q_positions=jax.numpy.arange(T) + (S - T) aligns the last rows, as in decoding, "
     "q_positions=jax.numpy.arange(T) the first; with k_positions=jax.numpy.arange(S)."
 )
+IN_JAX = "Choose with jnp.where instead of if, and look arrays up in JAX: jnp.asarray(table)[t - s]."
 SCORE = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
 PREDICATE = "Write f(q_position, k_position) -> bool on integer scalars; the library maps it."
 STARTS = "Give the start of each sequence and the end of the last; map over a batch with jax.vmap."
@@ -166,6 +167,8 @@ TABLE = [
     (attend(score="cap"), TypeError, f"attention: score must be a function, got score of type str. {SCORE}"),
     (attend(score=scores.alibi), TypeError, "attention: score must take three scalars, got score of type function. Call it: score=jattn.scores.alibi(…)."),
     (attend(score=lambda x: x), TypeError, f"attention: score must take three scalars, got score with the arguments (x). {SCORE}"),
+    (attend(score=lambda x, t, s: x + np.ones(30)[t - s]), TypeError, f"attention: score must be a function that JAX can trace, got score that asks for the value of a traced scalar (TracerArrayConversionError). {IN_JAX}"),
+    (attend(score=lambda x, t, s: x if t > s else -x), TypeError, f"attention: score must be a function that JAX can trace, got score that asks for the value of a traced scalar (TracerBoolConversionError). {IN_JAX}"),
     (attend(score=lambda x, t, s: t), TypeError, f"attention: score must return one real scalar, got score returning int32[]. {SCORE}"),
     (attend(score=lambda x, t, s: (x, x)), TypeError, f"attention: score must return one real scalar, got score returning float32[] and float32[]. {SCORE}"),
     (attend(score=lambda x, t, s: x + jnp.ones(3)), TypeError, f"attention: score must return one real scalar, got score returning float32[3]. {SCORE}"),
@@ -291,6 +294,7 @@ TABLE = [
     (lambda: masks.where(3), TypeError, f"where: predicate must be a function, got predicate of type int. {PREDICATE}"),
     (lambda: masks.where(lambda t: t > 1), TypeError, f"where: predicate must take two scalars, got predicate with the arguments (t). {PREDICATE}"),
     (lambda: masks.where(lambda t, s: jnp.sin(t.astype(jnp.float32))), TypeError, f"where: predicate must return one boolean, got predicate returning float32[]. {PREDICATE}"),
+    (lambda: masks.where(lambda t, s: range(9)[t] > s), TypeError, f"where: predicate must be a function that JAX can trace, got predicate that asks for the value of a traced scalar (TracerIntegerConversionError). {IN_JAX}"),
     (lambda: masks.where(lambda t, s: jnp.ones(3, bool)), TypeError, f"where: predicate must return one boolean, got predicate returning bool[3]. {PREDICATE}"),
     (lambda: masks.where(lambda t, s: None), TypeError, f"where: predicate must return one boolean, got predicate returning nothing. {PREDICATE}"),
     (lambda: masks.where(lambda t, s: t > s, state=lambda a, b, c, d: a > b), TypeError, "where: state must return one block state, got state returning bool[]. Write f(q_lowest, q_highest, k_lowest, k_highest) -> block_state(some, every) on integer scalars; the library maps it."),

@@ -211,7 +211,8 @@ def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
         _errors.fail(TypeError, caller, must, remedy, score=f"of type {type(score).__name__}")
     _errors.takes(caller, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
-    jaxpr = jax.make_jaxpr(score)(x, i, i)
+    with _errors.traced(caller, "score"):
+        jaxpr = jax.make_jaxpr(score)(x, i, i)
     out = jaxpr.out_avals
     if len(out) != 1 or out[0].shape != () or not jnp.issubdtype(out[0].dtype, jnp.floating):
         got = " and ".join(f"{o.dtype}{list(o.shape)}" for o in out) or "nothing"

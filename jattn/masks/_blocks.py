@@ -10,6 +10,7 @@ from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool
 from jattn._values import show, static, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
+from jattn.masks._counts import distance
 
 
 @value
@@ -115,7 +116,7 @@ def chunked(size: int) -> Mask:
       ··##·
       ····#
     """
-    return Chunked(_errors.count("chunked", "size", size, least=1))
+    return Chunked(distance("chunked", "size", size, least=1))
 
 
 def blocks(table: Bool[ArrayLike, "down across"] | Sequence[Sequence[bool]], size: int) -> Mask:
@@ -151,4 +152,4 @@ def blocks(table: Bool[ArrayLike, "down across"] | Sequence[Sequence[bool]], siz
     x = _errors.array("blocks", "table", table)
     _errors.kind("blocks", "table", x, jnp.bool_, "True allows a block.")
     _errors.rank("blocks", 2, "[T / size, S / size]", "Map over a batch or heads with jax.vmap.", table=x)
-    return Blocks(x, _errors.count("blocks", "size", size, least=1))
+    return Blocks(x, distance("blocks", "size", size, least=1))

@@ -6,7 +6,7 @@ from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
 from jattn.masks._algebra import EMPTY, FULL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state
-from jattn.masks._counts import first_tokens
+from jattn.masks._counts import distance, first_tokens
 
 
 @value
@@ -164,8 +164,7 @@ def window(left: int | None = None, right: int | None = None) -> Mask:
     if left is None and right is None:
         _errors.fail(ValueError, "window", "left or right must be given", remedy, left="None", right="None")
     sides = {"left": left, "right": right}
-    most = 2**31 - 1  # beyond it no distance lies
-    return Window(**{n: x if x is None else min(_errors.count("window", n, x), most) for n, x in sides.items()})
+    return Window(**{n: x if x is None else distance("window", n, x) for n, x in sides.items()})
 
 
 def prefix(n: Integer[ArrayLike, ""]) -> Mask:

@@ -12,6 +12,7 @@ from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
+from jattn.masks._counts import distance
 
 UNROLLED = 8
 """How many of the chosen blocks are compared in one pass over the pairs."""
@@ -160,7 +161,7 @@ def chosen_blocks(
     remedy = "An index is the number of a block: pass whole numbers."
     _errors.kind("chosen_blocks", "indices", x, jnp.integer, remedy)
     _errors.rank("chosen_blocks", 2, "[T / q_size, n]", "Map over a batch or heads with jax.vmap.", indices=x)
-    size = _errors.count("chosen_blocks", "size", size, least=1)
-    q_size = size if q_size is None else _errors.count("chosen_blocks", "q_size", q_size, least=1)
+    size = distance("chosen_blocks", "size", size, least=1)
+    q_size = size if q_size is None else distance("chosen_blocks", "q_size", q_size, least=1)
     none = ((0, 0), (0, 0 if x.shape[1] else 1))  # a row of no indices is one of an index that names no block
     return ChosenBlocks(jnp.pad(x.astype(jnp.int32), none, constant_values=-1), size, q_size)

@@ -9,6 +9,15 @@ import numpy as np
 from jattn import _errors
 
 
+MOST = 2**31 - 1
+"""Positions are int32: beyond it no distance lies."""
+
+
+def distance(caller: str, name: str, n: Any, *, least: int = 0) -> int:
+    """A static number of tokens, as large as any distance between two of them can be."""
+    return min(_errors.count(caller, name, n, least=least), MOST)
+
+
 def first_tokens(caller: str, n: Any) -> jax.Array | int:
     """A number of tokens of at least 0, as far as it is known without a device; below 0 an array is 0."""
     if isinstance(n, int | np.integer) and n < 0:
@@ -18,9 +27,8 @@ def first_tokens(caller: str, n: Any) -> jax.Array | int:
 
 def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
     """A whole number of rows or tokens, possibly traced: a leaf of a mask. Below 0 is 0."""
-    most = jnp.iinfo(jnp.int32).max
     if type(n) is int:
-        return max(0, min(n, most))
+        return max(0, min(n, MOST))
     x = _errors.array(caller, name, n)
     _errors.kind(caller, name, x, jnp.integer, f"It counts {unit}: pass a whole number.")
     if x.ndim:
@@ -32,4 +40,4 @@ def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
 @jax.jit
 def _clipped(n: jax.Array) -> jax.Array:
     """From 0 to the largest int32. Compiled, since eagerly the bounds would be moved, which transfer guards refuse."""
-    return jnp.clip(n, 0, min(jnp.iinfo(jnp.int32).max, jnp.iinfo(n.dtype).max)).astype(jnp.int32)
+    return jnp.clip(n, 0, min(MOST, jnp.iinfo(n.dtype).max)).astype(jnp.int32)

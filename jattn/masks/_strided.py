@@ -1,9 +1,9 @@
 """Masks with a stride: keys at equal distances, counted back from the query."""
 
-from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import static, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state
+from jattn.masks._counts import distance
 
 
 @value
@@ -73,7 +73,7 @@ def dilated(stride: int) -> Mask:
       #·#·
       ·#·#
     """
-    return Dilated(_errors.count("dilated", "stride", stride, least=1))
+    return Dilated(distance("dilated", "stride", stride, least=1))
 
 
 def strided(stride: int, local: int | None = None) -> Mask:
@@ -108,5 +108,5 @@ def strided(stride: int, local: int | None = None) -> Mask:
       #··#·##·
       ·#··#·##
     """
-    n = _errors.count("strided", "stride", stride, least=1)
-    return Strided(n, n if local is None else _errors.count("strided", "local", local))
+    n = distance("strided", "stride", stride, least=1)
+    return Strided(n, n if local is None else distance("strided", "local", local))

@@ -179,7 +179,7 @@ def where(
       where its functions can be imported: where they are defined in no other function, and by def.
 
     Raises:
-      TypeError: not a function of two (four) scalars, or it does not return one boolean (two).
+      TypeError: not a function of two (four) scalars that JAX can trace, or it does not return one boolean (two).
 
     Memory: a row of tiles, while the program is traced.
 
@@ -218,7 +218,8 @@ def where(
 def _rule(name: str, f: Any, n: int, form: str) -> tuple[PairRule, tuple[jax.Array, ...]]:
     remedy = f"Write {form} on integer scalars; the library maps it."
     _errors.takes("where", name, f, n, remedy)
-    closed, captured, out = close(f, *[jax.ShapeDtypeStruct((), jnp.int32)] * n, constants=True)
+    with _errors.traced("where", name):
+        closed, captured, out = close(f, *[jax.ShapeDtypeStruct((), jnp.int32)] * n, constants=True)
     one = len(out) == 1 and out[0].shape == ()
     if not one or not jnp.issubdtype(out[0].dtype, jnp.bool_ if n == 2 else jnp.integer):
         got = " and ".join(f"{o.dtype}{_errors.shape(o)}" for o in out) or "nothing"

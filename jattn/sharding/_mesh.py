@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import jax
@@ -287,7 +287,7 @@ def zigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
       >>> jattn.sharding.zigzag(np.arange(8), 2)
       array([0, 1, 6, 7, 2, 3, 4, 5])
     """
-    return _pieces("zigzag", x, devices, axis, _order(devices))
+    return _pieces("zigzag", x, devices, axis, _order)
 
 
 def unzigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
@@ -307,15 +307,15 @@ def unzigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
       >>> jattn.sharding.unzigzag(np.array([0, 1, 6, 7, 2, 3, 4, 5]), 2)
       array([0, 1, 2, 3, 4, 5, 6, 7])
     """
-    return _pieces("unzigzag", x, devices, axis, np.argsort(_order(devices)))
+    return _pieces("unzigzag", x, devices, axis, lambda n: np.argsort(_order(n)))
 
 
-def _order(devices: Any) -> np.ndarray:
+def _order(devices: int) -> np.ndarray:
     i = np.arange(devices)
     return np.stack([i, 2 * devices - 1 - i], 1).ravel()
 
 
-def _pieces(caller: str, x: Any, devices: int, axis: int, order: np.ndarray) -> Any:
+def _pieces(caller: str, x: Any, devices: int, axis: int, order: Callable[[int], np.ndarray]) -> Any:
     devices = _errors.count(caller, "devices", devices, least=1)
     if not isinstance(x, np.ndarray | jax.Array):
         got = {"x": f"of type {type(x).__name__}"}
@@ -329,4 +329,4 @@ def _pieces(caller: str, x: Any, devices: int, axis: int, order: np.ndarray) -> 
         _errors.fail(ValueError, caller, must, remedy, x=x, devices=str(devices))
     axis %= x.ndim
     split = x.reshape(*x.shape[:axis], 2 * devices, n // (2 * devices), *x.shape[axis + 1 :])
-    return split.take(order, axis=axis).reshape(x.shape)
+    return split.take(order(devices), axis=axis).reshape(x.shape)
