@@ -8,7 +8,6 @@ import numpy as np
 
 from jattn import _errors
 
-
 MOST = 2**31 - 1
 """Positions are int32: beyond it no distance lies."""
 
