@@ -105,23 +105,25 @@ def asked(count, seed=1):
     return made
 
 
-SOME = asked(200)
+@pytest.fixture(scope="module", params=[60, pytest.param(200, marks=pytest.mark.exhaustive)])
+def some(request):
+    return asked(request.param)
 
 
 @pytest.fixture(scope="module")
-def want():
+def want(some):
     with jax.enable_x64(True):
         w = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), PARAMS)
-        padded = jnp.array([np.pad(ids, (0, N - len(ids))) for ids, *_ in SOME])
+        padded = jnp.array([np.pad(ids, (0, N - len(ids))) for ids, *_ in some])
         n, follows, at = (
-            jnp.array(x) for x in ([len(ids) for ids, *_ in SOME], [x[1] for x in SOME], [x[2] for x in SOME])
+            jnp.array(x) for x in ([len(ids) for ids, *_ in some], [x[1] for x in some], [x[2] for x in some])
         )
         found = jax.jit(jax.vmap(of_sentence, (None, 0, 0, 0, 0)))(w, padded, n, follows, at)
         return jax.tree.map(np.asarray, found)
 
 
-def test_the_arithmetic_of_the_page_is_that_of_jax(visit, want):
-    """Over 200 random sentences: logits, weights, shares, effects, pulls, and all of it after a step on all weights."""
+def test_the_arithmetic_of_the_page_is_that_of_jax(visit, some, want):
+    """Over random sentences: logits, weights, shares, effects, pulls, and all of it after a step on all weights."""
     view = visit()
     found = view.evaluate(
         READ,
@@ -129,11 +131,11 @@ def test_the_arithmetic_of_the_page_is_that_of_jax(visit, want):
             "rate": RATE,
             "asked": [
                 {"text": " ".join(WORDS[i] for i in ids), "follows": follows, "head": f"{at[0]},{at[1]}", "t": at[2]}
-                for ids, follows, at in SOME
+                for ids, follows, at in some
             ],
         },
     )
-    for i, (ids, _, (_, _, t)) in enumerate(SOME):
+    for i, (ids, _, (_, _, t)) in enumerate(some):
         before, after = found[i]["before"], found[i]["after"]
         for name in ("logits", "loss", "weights", "shares", "effects", "pulls", "total", "q", "parts"):
             expected = want[name][i][: t + 1] if name in ("weights", "shares", "effects", "pulls") else want[name][i]
