@@ -2,6 +2,7 @@
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
 import ast
+import inspect
 import pickle
 import re
 from pathlib import Path
@@ -166,6 +167,7 @@ TABLE = [
     (attend(k_positions=whole(T)), ValueError, "attention: k_positions must have the shape [S], got k_positions [13]. Give one position to each row of k: S is 17 here."),
     (attend(score="cap"), TypeError, f"attention: score must be a function, got score of type str. {SCORE}"),
     (attend(score=scores.alibi), TypeError, "attention: score must take three scalars, got score of type function. Call it: score=jattn.scores.alibi(…)."),
+    (attend(score=scores.alibi_slopes), TypeError, f"attention: score must take three scalars, got score with the arguments {inspect.signature(scores.alibi_slopes)}. {SCORE}"),
     (attend(score=lambda x: x), TypeError, f"attention: score must take three scalars, got score with the arguments (x). {SCORE}"),
     (attend(score=lambda x, t, s: x + np.ones(30)[t - s]), TypeError, f"attention: score must be a function that JAX can trace, got score that asks for the value of a traced scalar (TracerArrayConversionError). {IN_JAX}"),
     (attend(score=lambda x, t, s: x if t > s else -x), TypeError, f"attention: score must be a function that JAX can trace, got score that asks for the value of a traced scalar (TracerBoolConversionError). {IN_JAX}"),

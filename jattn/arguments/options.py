@@ -149,7 +149,7 @@ def booleans(caller: str, name: str, x: Any) -> jax.Array:
     """A boolean array that says which pairs are allowed."""
     if callable(x):
         remedy = f"Make a mask of a function of two positions: {name}=jattn.masks.where(f)."
-        if _makes(Mask, x):
+        if _makes(Mask, masks, x):
             remedy = f"Call it: {name}=jattn.masks.{x.__name__}(…)."
         must = f"{name} must be a mask or an array of booleans"
         _errors.fail(TypeError, caller, must, remedy, **{name: f"of type {type(x).__name__}"})
@@ -158,9 +158,9 @@ def booleans(caller: str, name: str, x: Any) -> jax.Array:
     return x
 
 
-def _makes(kind: type, f: Any) -> bool:
-    """Whether f is one of our functions that return a mask, or a score, once they are called."""
-    return getattr(f, "__annotations__", {}).get("return") is kind and getattr(f, "__module__", "").startswith("jattn.")
+def _makes(kind: type, package: Any, f: Any) -> bool:
+    """Whether f is a function of this package that returns one of a kind, a mask or a score, once it is called."""
+    return getattr(package, getattr(f, "__name__", ""), None) is f and f.__annotations__.get("return") is kind
 
 
 def mask_value(caller: str, mask: Any, remedy: str) -> Mask:
@@ -206,7 +206,7 @@ def validate_score(caller: str, score: Any, dtype: Any) -> None:
 
 def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
-    if _makes(scores.Score, score):
+    if _makes(scores.Score, scores, score):
         must, remedy = "score must take three scalars", f"Call it: score=jattn.scores.{score.__name__}(…)."
         _errors.fail(TypeError, caller, must, remedy, score=f"of type {type(score).__name__}")
     _errors.takes(caller, "score", score, 3, remedy)

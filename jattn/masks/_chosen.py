@@ -12,7 +12,7 @@ from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
 from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
-from jattn.masks._counts import distance
+from jattn.masks._counts import MOST, distance
 
 UNROLLED = 8
 """How many of the chosen blocks are compared in one pass over the pairs."""
@@ -47,7 +47,7 @@ class ChosenBlocks(Mask):
 
     def by_rows(self, q_positions: jax.Array, k_positions: jax.Array, distances: jax.Array | None = None) -> Mask:
         chosen = self._of_queries(q_positions)
-        in_range = (chosen >= 0) & (chosen <= jnp.iinfo(jnp.int32).max // self.size)
+        in_range = (chosen >= 0) & (chosen <= MOST // self.size)
         return ChosenByRows(jnp.where(in_range, chosen * self.size, -1).T, self.size)
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:
