@@ -218,9 +218,9 @@ plant("no dropout in the cotangent of v", BACKWARD, "w.at_finite_values(w.drop(p
 plant("no dropout in the tangent of v", TANGENT, "weighted(w.drop(p), w.at_finite_values(tile_dot.v))",
       "weighted(p, w.at_finite_values(tile_dot.v))", DROPS)
 plant("in a row that is NaN, weights of what it may not attend", TANGENT,
-      "p if self.v_nonfinite is None or self.allowed is None else jnp.where(self.allowed, p, 0)", "p",
+      "p if self.allowed is None else jnp.where(self.allowed, p, 0)", "p",
       f"{DOCUMENT}[gradient]")
-plant("the cotangent of a row that is NaN, beyond what it may attend", BACKWARD, "residuals.live(plan)[:, None]",
+plant("the cotangent of a row that is NaN, beyond what it may attend", BACKWARD, "residuals.live[:, None]",
       "residuals.nonempty[:, None]", f"{DOCUMENT}[gradient]")
 plant("the tangent of a row that is NaN passes cotangents on", TANGENT,
       "nan_where(nonempty & ~live, jnp.where(live, out_dot, 0))",
@@ -237,7 +237,13 @@ plant("a sign in the tangent of out", TANGENT, "a - lse_dot[:, None] * jnp.where
       "a + lse_dot[:, None] * jnp.where(live,", SECOND)
 plant("weights of the backward pass that do not sum to one", TANGENT, "below(logits, self.m) - self.log_sum)",
       "below(logits, self.m))", SECOND)
-plant("a tangent of v that passes a NaN which is hidden", TANGENT, "jnp.where(self.v_nonfinite, 0, dv)", "dv",
+plant("a hidden key that is not finite among those of a gradient", TANGENT, "x._replace(q=q, k=k, v=v)", "x",
+      "one_head.py::test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing")
+plant("one form for many pairs, and two for few", SCHEDULE, "plan.S < tuning.FEW_PAIRS", "plan.S >= tuning.FEW_PAIRS",
+      "finite.py::test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all")
+plant("of a batch, the pairs of one example", "jattn/engine/batching/vmap.py", "self.size * examples", "examples",
+      "finite.py::test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all")
+plant("a tangent of v that passes a NaN which is hidden", TANGENT, "jnp.where(nonfinite, 0, a)", "a",
       "engine_details.py::test_a_tangent_that_is_nan_behind_a_mask_reaches_nothing")
 plant("parts of the next row of tiles laid over this one", SCHEDULE, '{"q": i * plan.q_tile,',
       '{"q": (i + 1) * plan.q_tile,', transforms("bias"))

@@ -22,6 +22,11 @@ SOME[33, :32] = False  # one whose first key is in the last tile
 CAUSAL = np.tril(np.ones((T, S), bool))
 
 
+@pytest.fixture(autouse=True)
+def _no_pairs_are_few(monkeypatch):
+    monkeypatch.setattr(tuning, "FEW_PAIRS", 0)
+
+
 @pytest.fixture(params=[0, 99, None], ids=["in loops", "written out", "one tile"])
 def small_tiles(request, monkeypatch):
     """Of 16 × 16 where the caller gives none: several of them, with padding in the last. Or one tile of all pairs."""

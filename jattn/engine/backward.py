@@ -30,6 +30,7 @@ from jattn.engine.tangent import (
     keep_active,
     merge_active,
     transposed_dot,
+    without_nonfinite,
 )
 
 SUM_ROLES = Operands(q="dq", k="kd", v="kd", bias="kq", scale="")
@@ -56,8 +57,7 @@ class Backward(DerivativePass):
         dout, dlse = xs[self.nonlinear_operands :]
         dout = jnp.where(residuals.nonempty[:, None], dout, 0)
         g = jnp.where(residuals.nonempty, dlse - jnp.sum(dout * residuals.out, 1), 0)
-        if residuals.searched(plan):
-            dout = jnp.where(residuals.live(plan)[:, None], dout, 0)
+        dout = jnp.where(residuals.live[:, None], dout, 0)
         active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
         if total is sum_by_rows and keeps_weights(plan, self.leaf_numbers):
             cotangents = single_tile(plan, residuals, active, dout, g)
@@ -107,6 +107,7 @@ def sum_backward(
       dout: [T, Dv]. g: [T], what each weight of a query gets beside ⟨dout, v⟩.
       total: how the parts of the tiles are added up (`schedule`).
     """
+    plan, residuals, nonfinite = without_nonfinite(plan, residuals)
     dout_padded, g_padded = plan.pad_rows(dout), plan.pad_rows(g)
 
     def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
@@ -121,8 +122,7 @@ def sum_backward(
     flat, form = jax.tree.flatten(zeros)
     flat_roles = jax.tree.leaves(keep_active(zeros, roles))
     sums = total(schedule(plan, residuals.x), tile, flat, flat_roles) if flat else []
-    cotangents: Operands = jax.tree.unflatten(form, sums)
-    return cotangents
+    return nonfinite.zero(jax.tree.unflatten(form, sums))
 
 
 def rounded_as(active: Operands, cotangents: Operands) -> list[jax.Array]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jattn._numerics import below, finite_or_zero, nan_where, nonfinite_rows, zero_nonfinite_rows
 from jattn.engine import tile as tiles
-from jattn.engine.batching import ForFinite, Linear, Operand, times
+from jattn.engine.batching import Linear, Operand, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, schedule, sum_by_rows, sum_by_tiles
 from jattn.engine.tile import Tile
@@ -37,16 +37,41 @@ class Residuals(NamedTuple):
         """The queries that attended to something, or have a sink: no others have a derivative."""
         return self.m != -jnp.inf
 
-    def live(self, plan: Plan) -> jax.Array:
-        return live_rows(self.nonempty, self.out, searched=self.searched(plan))
-
-    def searched(self, plan: Plan) -> bool:
-        """Whether a mask may hide what is not finite."""
-        return self.x.mask is not None and not plan.finite
+    @property
+    def live(self) -> jax.Array:
+        return live_rows(self.nonempty, self.out, searched=self.x.mask is not None)
 
     def sink_weight(self, plan: Plan) -> jax.Array:
         """The share of the sink in the denominator of each query."""
         return jnp.exp(below(per_query(plan, self.x.sink), self.m_padded[: plan.T]) - self.log_sum_padded[: plan.T])
+
+
+class NonfiniteRows(NamedTuple):
+    """Which rows of q, k and v are not finite, [n, 1]; None where it makes no difference."""
+
+    q: jax.Array | None
+    k: jax.Array | None
+    v: jax.Array | None
+
+    def zero(self, x: Operands) -> Operands:
+        """Tangents or cotangents, 0 in these rows: neither passes there."""
+
+        def zeroed(a: Any, nonfinite: jax.Array | None) -> Any:
+            return a if a is None or nonfinite is None else jnp.where(nonfinite, 0, a)
+
+        return x._replace(q=zeroed(x.q, self.q), k=zeroed(x.k, self.k), v=zeroed(x.v, self.v))
+
+
+def without_nonfinite(plan: Plan, residuals: Residuals) -> tuple[Plan, Residuals, NonfiniteRows]:
+    """The same, with 0 for the rows of q, k and v that are not finite where a mask may hide them; and which they are.
+
+    Once, in whole arrays: then no tile is asked. A query that met one has a NaN in its maximum or in its cotangent.
+    """
+    x, found = residuals.x, NonfiniteRows(None, None, None)
+    if x.mask is not None:
+        (q, of_q), (k, of_k), (v, of_v) = map(zero_nonfinite_rows, (x.q, x.k, x.v))
+        x, found = x._replace(q=q, k=k, v=v), NonfiniteRows(of_q, of_k, of_v)
+    return dataclasses.replace(plan, finite=True), residuals._replace(x=x), found
 
 
 def live_rows(nonempty: jax.Array, out: jax.Array, *, searched: bool) -> jax.Array:
@@ -77,12 +102,6 @@ class DerivativePass(PlannedFunction, Linear):
     @property
     def read_in_place(self) -> frozenset[int]:
         return super().read_in_place - set(self.argnums)
-
-    def for_finite(self) -> ForFinite | None:
-        plan = self.plan
-        # One tile without a mask is not searched for what is not finite: that form is the same.
-        one = plan.q_tiles == plan.k_tiles == 1
-        return None if one and self.leaf_numbers.mask is None else super().for_finite()
 
     @property
     def nonlinear_operands(self) -> int:
@@ -119,7 +138,7 @@ class Recomputed(NamedTuple):
     factors: jax.Array | None
     v: jax.Array
     v_nonfinite: jax.Array | None
-    """Which values are not finite; None where nothing is masked, or all is known to be finite."""
+    """Which values are not finite, in a kernel that asks each tile; else None."""
     transposed: bool = True
 
     @classmethod
@@ -132,14 +151,13 @@ class Recomputed(NamedTuple):
             jnp.expand_dims(tiles.cut_rows(a, i, plan.q_tile), 0 if transposed else 1)
             for a in (residuals.m_padded, residuals.log_sum_padded)
         )
-        v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked and not plan.finite else (tile.v, None)
         factors = tiles.dropout_factors(plan, tile, transposed=transposed)
-        return cls(tile, allowed, m, log_sum, factors, v, v_nonfinite, transposed)
+        return cls(tile, allowed, m, log_sum, factors, tile.v, None, transposed)
 
     def probabilities(self, logits: jax.Array) -> jax.Array:
         """p, from the logits and the residuals. In a row that is NaN it is 0 of what the row may not attend."""
         p = jnp.exp(below(logits, self.m) - self.log_sum)
-        return p if self.v_nonfinite is None or self.allowed is None else jnp.where(self.allowed, p, 0)
+        return p if self.allowed is None else jnp.where(self.allowed, p, 0)
 
     def drop(self, p: jax.Array) -> jax.Array:
         return p if self.factors is None else p * self.factors
@@ -195,7 +213,7 @@ class Tangent(DerivativePass):
         a, lse_dot = sum_tangent(plan, residuals, x_dot, total)
         if x_dot.sink is not None:
             lse_dot += residuals.sink_weight(plan) * per_query(plan, x_dot.sink)
-        nonempty, live = residuals.nonempty[:, None], residuals.live(plan)[:, None]
+        nonempty, live = residuals.nonempty[:, None], residuals.live[:, None]
         out_dot = a - lse_dot[:, None] * jnp.where(live, residuals.out, 0)
         return [
             nan_where(nonempty & ~live, jnp.where(live, out_dot, 0)),
@@ -211,6 +229,8 @@ def sum_tangent(
     recomputed: type[Recomputed] = Recomputed,
 ) -> list[jax.Array]:
     """A [T, Dv] and lse_dot [T], given the padded tangents of the active operands."""
+    plan, residuals, nonfinite = without_nonfinite(plan, residuals)
+    x_dot = nonfinite.zero(x_dot)
 
     def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
         w = recomputed.of(plan, residuals, i, j, masked, transposed=False)

@@ -19,6 +19,10 @@ FEW_QUERIES = 16
 """Fewer queries than this in a tile are bound by reading the keys, which no cache holds: then all heads run in one
 group, and a tile is asked for non-finite keys by its products and not by a second look at the keys."""
 
+FEW_PAIRS = 2**14
+"""Fewer pairs of a query and a key than this, over all examples of a call, have no second form for finite operands:
+with 8 heads of 32 × 32 it gains nothing that is seen, and a program of both takes twice as long to compile."""
+
 ROWS_AT_ONCE = 64
 """Up to so many queries, over all heads of an example, take all keys in one product where heads lie side by side: with
 8 heads in a quarter of the time of a product for each head (jax.nn's way, in the table of attention's time); the gain

@@ -58,8 +58,8 @@ class BatchedFunction:
         """
         return frozenset()
 
-    def for_finite(self) -> "ForFinite | None":
-        """The form for operands that are finite, where it is faster for them."""
+    def for_finite(self, examples: int = 1) -> "ForFinite | None":
+        """The form for operands that are finite, where it is faster for them. `examples`: how many there are in all."""
         return None
 
     @property

@@ -139,8 +139,8 @@ class Vmapped(BatchedFunction):
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, fun=self.fun.for_platform(platform))
 
-    def for_finite(self) -> ForFinite | None:
-        finite = self.fun.for_finite()
+    def for_finite(self, examples: int = 1) -> ForFinite | None:
+        finite = self.fun.for_finite(self.size * examples)
         if finite is None:
             return None
         fun, otherwise = (dataclasses.replace(self, fun=one) for one in (finite.fun, finite.otherwise))
