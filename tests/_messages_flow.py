@@ -152,6 +152,7 @@ FLOW = [
     (lambda: flow.loss_of(lambda q: (q, "key"), OBJECTIVE)(ones(2)), TypeError, f"loss_of: k of read must be an array of numbers in one shape, got k of read of type str. {ARRAY}"),
     (lambda: flow.loss_of(lambda q: (q, q), OBJECTIVE)(ones(2)), ValueError, f"loss_of: k of read must have the axes [S, D], got k of read [2]. {READ}"),
     (ran(data=ones(1)), TypeError, "run: data must be a tuple, got data of type ndarray. Give what the loss takes after the parameters, one alone as data=(x,)."),
+    (ran(data=(ones(1), "bank")), TypeError, "run: data must hold arrays, got data with a leaf of type str. Let the loss hold what is no array: lambda params, *arrays: loss(params, *arrays, name)."),
     (lambda: flow.log_steps(10, per_decade=0), ValueError, "log_steps: per_decade must be at least 1, got per_decade 0. Pass a Python int of at least 1."),
     (lambda: flow.softmax_jacobian(ones(3, 2)), ValueError, "softmax_jacobian: x must have the axes [n], got x [3, 2]. Map over rows with jax.vmap."),
     (lambda: flow.jacobian_spectrum(ones(3, 2)), ValueError, "jacobian_spectrum: x must have the axes [n], got x [3, 2]. Map over rows with jax.vmap."),

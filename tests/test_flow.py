@@ -593,6 +593,12 @@ def test_steps_beyond_64_bits_are_spaced_too():
     assert flow.log_steps(10**20, per_decade=1)[-3:] == (10**18, 10**19, 10**20)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 50, 999])
+def test_more_looks_a_decade_than_steps_are_every_step(steps):
+    every = tuple(range(steps + 1))
+    assert flow.log_steps(steps, per_decade=3 * steps + 1) == flow.log_steps(steps, per_decade=10**12) == every
+
+
 # Long runs
 
 

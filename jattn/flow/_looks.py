@@ -29,6 +29,7 @@ def log_steps(steps: int, *, per_decade: int = 8) -> tuple[int, ...]:
     """
     steps = _errors.count("log_steps", "steps", steps)
     per_decade = _errors.count("log_steps", "per_decade", per_decade, least=1)
+    per_decade = min(per_decade, 3 * max(steps, 1))  # steps · (10^(1 / per_decade) − 1) < 1: already every step
     grid = 10 ** (np.arange(int(per_decade * math.log10(max(steps, 1))) + 1) / per_decade)
     return tuple(sorted({0, steps, *(round(float(t)) for t in grid if round(float(t)) <= steps)}))
 

@@ -324,6 +324,13 @@ def check_functions(caller: str, loss: Loss, observe: Observe | None, params: Tr
         got = {"data": f"of type {type(data).__name__}"}
         remedy = "Give what the loss takes after the parameters, one alone as data=(x,)."
         _errors.fail(TypeError, caller, "data must be a tuple", remedy, **got)
+    for x in jax.tree.leaves(data):
+        try:
+            jax.eval_shape(lambda x: x, x)
+        except TypeError:
+            remedy = "Let the loss hold what is no array: lambda params, *arrays: loss(params, *arrays, name)."
+            of_type = f"of type {type(x).__name__}"
+            _errors.fail(TypeError, caller, "data must hold arrays", remedy, **{"data with a leaf": of_type})
     params = jax.tree.map(lambda x: _errors.array(caller, "params", x), params)
     if not jax.tree.leaves(params):
         must, remedy = "params must hold at least one array", "Pass what the loss is to be differentiated by."
