@@ -134,6 +134,30 @@ def test_a_soft_cap_is_small_or_logits_are_compared_with_their_maximum(cap, smal
     np.testing.assert_allclose(lse, want_lse, rtol=1e-5)
 
 
+@pytest.mark.parametrize("tile", [TILE, None], ids=["tiles", "one tile"])
+@pytest.mark.parametrize("which", [0, 1], ids="qk")
+def test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition(which, tile):
+    """Its logits are constants: it passes no cotangent on, to no key and to no bias, whatever the tiles."""
+    mask = masks.segments((np.arange(T) >= CUT).astype(np.int32))
+    dense = masks.to_dense(mask, T, S)
+    x = tuple(normal(T, n, seed=n, dtype=np.float32) for n in (D, D, D, S))
+    w = normal(T, D, seed=5, dtype=np.float32), normal(T, seed=6, dtype=np.float32)
+
+    def orders(f):
+        pull = lambda *x: jax.vjp(lambda q, k, v, bias, scale: f(bias=bias, scale=scale)(q, k, v), *x)[1](w)  # noqa: E731
+        return jax.jit(lambda *x: (pull(*x), jax.jvp(pull, x, tuple(map(jnp.cos, x)))[1]))
+
+    ours = orders(lambda **how: partial(jattn.attention, mask=mask, tile=tile, return_lse=True, **how))
+    theirs = orders(partial(definition, mask=dense))
+    for row in (2, CUT, T - 1):
+        for value in (np.nan, -np.inf):
+            changed = list(map(np.array, x))
+            changed[which][row, 1] = value
+            got, want = (f(*changed, np.float32(0.4)) for f in (ours, theirs))
+            assert_close(got, want, ulps=512)
+            assert np.isfinite(want[0][0]).any()
+
+
 CUT = 17
 OTHERS = {  # of a document, by (q, k, v) of both: what it must not depend on the other for
     "value": lambda f, x: f(*x),

@@ -107,7 +107,7 @@ def sum_backward(
       dout: [T, Dv]. g: [T], what each weight of a query gets beside ⟨dout, v⟩.
       total: how the parts of the tiles are added up (`schedule`).
     """
-    plan, residuals, nonfinite = without_nonfinite(plan, residuals)
+    plan, residuals = without_nonfinite(plan, residuals)
     dout_padded, g_padded = plan.pad_rows(dout), plan.pad_rows(g)
 
     def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
@@ -122,7 +122,8 @@ def sum_backward(
     flat, form = jax.tree.flatten(zeros)
     flat_roles = jax.tree.leaves(keep_active(zeros, roles))
     sums = total(schedule(plan, residuals.x), tile, flat, flat_roles) if flat else []
-    return nonfinite.zero(jax.tree.unflatten(form, sums))
+    cotangents: Operands = jax.tree.unflatten(form, sums)
+    return cotangents if residuals.nonfinite is None else residuals.nonfinite.zero(cotangents)
 
 
 def rounded_as(active: Operands, cotangents: Operands) -> list[jax.Array]:
@@ -141,7 +142,7 @@ def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, 
 
     def logits(products: jax.Array, bias: Any, captured: Any) -> jax.Array:
         tile = merge_active(w.tile, {"bias": bias, "captured": captured})
-        return tiles.tile_logits(plan, tile, products, w.allowed, transposed=True)
+        return tiles.tile_logits(plan, tile, products, w.allowed, transposed=True, nonfinite=w.nonfinite)
 
     products = tiles.products(q, k, scale, transposed=True)
     found, pullback = jax.vjp(logits, products, fields["bias"], fields["captured"])

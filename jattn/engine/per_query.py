@@ -231,11 +231,11 @@ class Deviation(PlannedFunction):
         return DeviationTangent(self.plan, self.tree, argnums)
 
     def __call__(self, *xs: Operand) -> list[jax.Array]:
-        plan, residuals, _ = without_nonfinite(self.plan, _residuals(self, xs))
+        plan, residuals = without_nonfinite(self.plan, _residuals(self, xs))
 
         def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
             w = Recomputed.of(plan, residuals, i, j, masked)
-            logits = tiles.logits(plan, w.tile, w.allowed, transposed=True)
+            logits = tiles.logits(plan, w.tile, w.allowed, transposed=True, nonfinite=w.nonfinite)
             return [jnp.sum(w.probabilities(logits) * _finite_below(logits, w.m), 0)]
 
         (found,) = sum_by_rows(schedule(plan, residuals.x), tile, [jnp.zeros((plan.q_rows,), plan.dtype)], ["q"])

@@ -23,6 +23,22 @@ from jattn.engine.schedule import PlannedFunction, schedule, sum_by_rows, sum_by
 from jattn.engine.tile import Tile
 
 
+class NonfiniteRows(NamedTuple):
+    """Which rows of q, k and v are not finite, [n, 1]."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+
+    def zero(self, x: Operands) -> Operands:
+        """Tangents or cotangents, 0 in these rows: neither passes there."""
+        q, k, v = (
+            None if a is None else jnp.where(nonfinite, 0, a)
+            for a, nonfinite in zip((x.q, x.k, x.v), self, strict=True)
+        )
+        return x._replace(q=q, k=k, v=v)
+
+
 class Residuals(NamedTuple):
     """What a derivative pass starts from: the padded operands, and what the forward pass found."""
 
@@ -31,6 +47,8 @@ class Residuals(NamedTuple):
     m: jax.Array
     m_padded: jax.Array
     log_sum_padded: jax.Array
+    nonfinite: NonfiniteRows | None = None
+    """Of operands whose rows that are not finite were made zero (`without_nonfinite`)."""
 
     @property
     def nonempty(self) -> jax.Array:
@@ -46,32 +64,16 @@ class Residuals(NamedTuple):
         return jnp.exp(below(per_query(plan, self.x.sink), self.m_padded[: plan.T]) - self.log_sum_padded[: plan.T])
 
 
-class NonfiniteRows(NamedTuple):
-    """Which rows of q, k and v are not finite, [n, 1]; None where it makes no difference."""
+def without_nonfinite(plan: Plan, residuals: Residuals) -> tuple[Plan, Residuals]:
+    """The same, with 0 for the rows of q, k and v that are not finite, where a mask may hide them.
 
-    q: jax.Array | None
-    k: jax.Array | None
-    v: jax.Array | None
-
-    def zero(self, x: Operands) -> Operands:
-        """Tangents or cotangents, 0 in these rows: neither passes there."""
-
-        def zeroed(a: Any, nonfinite: jax.Array | None) -> Any:
-            return a if a is None or nonfinite is None else jnp.where(nonfinite, 0, a)
-
-        return x._replace(q=zeroed(x.q, self.q), k=zeroed(x.k, self.k), v=zeroed(x.v, self.v))
-
-
-def without_nonfinite(plan: Plan, residuals: Residuals) -> tuple[Plan, Residuals, NonfiniteRows]:
-    """The same, with 0 for the rows of q, k and v that are not finite where a mask may hide them; and which they are.
-
-    Once, in whole arrays: then no tile is asked. A query that met one has a NaN in its maximum or in its cotangent.
+    Once, in whole arrays: then no tile is searched. A query that met one has a NaN in its maximum or in its cotangent.
     """
-    x, found = residuals.x, NonfiniteRows(None, None, None)
-    if x.mask is not None:
+    if residuals.x.mask is not None:
+        x = residuals.x
         (q, of_q), (k, of_k), (v, of_v) = map(zero_nonfinite_rows, (x.q, x.k, x.v))
-        x, found = x._replace(q=q, k=k, v=v), NonfiniteRows(of_q, of_k, of_v)
-    return dataclasses.replace(plan, finite=True), residuals._replace(x=x), found
+        residuals = residuals._replace(x=x._replace(q=q, k=k, v=v), nonfinite=NonfiniteRows(of_q, of_k, of_v))
+    return dataclasses.replace(plan, finite=True), residuals
 
 
 def live_rows(nonempty: jax.Array, out: jax.Array, *, searched: bool) -> jax.Array:
@@ -138,8 +140,10 @@ class Recomputed(NamedTuple):
     factors: jax.Array | None
     v: jax.Array
     v_nonfinite: jax.Array | None
-    """Which values are not finite, in a kernel that asks each tile; else None."""
+    """Which values are not finite, where the tile is searched; None where nothing is masked, too."""
     transposed: bool = True
+    nonfinite: jax.Array | None = None
+    """The pairs whose query or key was not finite, of operands that were made so."""
 
     @classmethod
     def of(
@@ -152,7 +156,12 @@ class Recomputed(NamedTuple):
             for a in (residuals.m_padded, residuals.log_sum_padded)
         )
         factors = tiles.dropout_factors(plan, tile, transposed=transposed)
-        return cls(tile, allowed, m, log_sum, factors, tile.v, None, transposed)
+        if residuals.nonfinite is None:
+            return cls(tile, allowed, m, log_sum, factors, tile.v, None, transposed)
+        of_q = tiles.cut_rows(residuals.nonfinite.q, i, plan.q_tile)
+        of_k = tiles.cut_rows(residuals.nonfinite.k, j, plan.k_tile)
+        nonfinite = of_k | of_q.T if transposed else of_q | of_k.T
+        return cls(tile, allowed, m, log_sum, factors, tile.v, None, transposed, nonfinite)
 
     def probabilities(self, logits: jax.Array) -> jax.Array:
         """p, from the logits and the residuals. In a row that is NaN it is 0 of what the row may not attend."""
@@ -229,8 +238,8 @@ def sum_tangent(
     recomputed: type[Recomputed] = Recomputed,
 ) -> list[jax.Array]:
     """A [T, Dv] and lse_dot [T], given the padded tangents of the active operands."""
-    plan, residuals, nonfinite = without_nonfinite(plan, residuals)
-    x_dot = nonfinite.zero(x_dot)
+    plan, residuals = without_nonfinite(plan, residuals)
+    x_dot = x_dot if residuals.nonfinite is None else residuals.nonfinite.zero(x_dot)
 
     def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
         w = recomputed.of(plan, residuals, i, j, masked, transposed=False)
@@ -259,7 +268,8 @@ def tangent_tile(plan: Plan, w: Recomputed, tile_dot: Tile) -> list[jax.Array]:
     def weighted(p: jax.Array, v: jax.Array) -> jax.Array:
         return transposed_dot(v, p) if w.transposed else p @ v
 
-    found, logits_dot = logits_and_tangents(plan, w.tile, tile_dot, w.allowed, transposed=w.transposed)
+    how = {"transposed": w.transposed, "nonfinite": w.nonfinite}
+    found, logits_dot = logits_and_tangents(plan, w.tile, tile_dot, w.allowed, **how)
     p = w.probabilities(found)
     p_dot = p * logits_dot
     a = weighted(w.drop(p_dot), w.v)

@@ -93,14 +93,20 @@ def products(q: jax.Array, k: jax.Array, scale: jax.Array, *, transposed: bool =
 
 
 def logits(
-    plan: Plan, tile: Tile, allowed: jax.Array | None, *, transposed: bool = False, excluded: Any = -jnp.inf
+    plan: Plan,
+    tile: Tile,
+    allowed: jax.Array | None,
+    *,
+    transposed: bool = False,
+    excluded: Any = -jnp.inf,
+    nonfinite: jax.Array | None = None,
 ) -> jax.Array:
     """The logits of a tile, `excluded` where a pair is not `allowed` (None: all are)."""
     q, k = tile.q, tile.k
     if allowed is not None and not plan.finite:  # before the scale: 0 · NaN would reach its gradient
         q, k = zero_nonfinite_rows(q)[0], zero_nonfinite_rows(k)[0]
     found = products(q, k, tile.scale, transposed=transposed)
-    return tile_logits(plan, tile, found, allowed, transposed=transposed, excluded=excluded)
+    return tile_logits(plan, tile, found, allowed, transposed=transposed, excluded=excluded, nonfinite=nonfinite)
 
 
 def tile_logits(
@@ -111,9 +117,9 @@ def tile_logits(
     *,
     transposed: bool,
     excluded: Any = -jnp.inf,
+    nonfinite: jax.Array | None = None,
 ) -> jax.Array:
-    """The logits of a tile, from its products."""
-    nonfinite = None
+    """The logits of a tile, from its products. `nonfinite` as below, of operands that were made finite."""
     if allowed is not None and not plan.finite:
         of_q, of_k = nonfinite_rows(tile.q), nonfinite_rows(tile.k)
         nonfinite = of_k | of_q.T if transposed else of_q | of_k.T
@@ -142,7 +148,7 @@ def logits_from_products(
       score: f(products, q_positions, k_positions) on a whole tile, or None.
       bias: broadcasts to the products.
       allowed: likewise; None where every pair is.
-      nonfinite: the pairs whose query or key holds a NaN or an infinity; looked at where a mask is. None for none.
+      nonfinite: the pairs whose query or key holds a NaN or an infinity: NaN, without a derivative. None for none.
       q_positions: along the axis of the queries; k_positions: along that of the keys.
       excluded: the logit of a pair that is not allowed.
     """
@@ -151,10 +157,10 @@ def logits_from_products(
         logits = score(logits if allowed is None else jnp.where(allowed, logits, 0), q_positions, k_positions)
     if bias is not None:
         logits = logits + (bias if allowed is None else jnp.where(allowed, bias, 0))
-    if allowed is None:
-        return logits
     if nonfinite is not None:
         logits = nan_where(nonfinite, logits)
+    if allowed is None:
+        return logits
     return jnp.where(allowed, logits, excluded)
 
 
