@@ -218,9 +218,9 @@ plant("no dropout in the cotangent of v", BACKWARD, "w.at_finite_values(w.drop(p
 plant("no dropout in the tangent of v", TANGENT, "weighted(w.drop(p), w.at_finite_values(tile_dot.v))",
       "weighted(p, w.at_finite_values(tile_dot.v))", DROPS)
 plant("in a row that is NaN, weights of what it may not attend", TANGENT,
-      "p if self.allowed is None else jnp.where(self.allowed, p, 0)", "p",
+      "p if finite or self.allowed is None else jnp.where(self.allowed, p, 0)", "p",
       f"{DOCUMENT}[gradient]")
-plant("the cotangent of a row that is NaN, beyond what it may attend", BACKWARD, "residuals.live[:, None]",
+plant("the cotangent of a row that is NaN, beyond what it may attend", BACKWARD, "residuals.live(plan)[:, None]",
       "residuals.nonempty[:, None]", f"{DOCUMENT}[gradient]")
 plant("the tangent of a row that is NaN passes cotangents on", TANGENT,
       "nan_where(nonempty & ~live, jnp.where(live, out_dot, 0))",

@@ -30,7 +30,6 @@ from jattn.engine.tangent import (
     keep_active,
     merge_active,
     transposed_dot,
-    without_nonfinite,
 )
 
 SUM_ROLES = Operands(q="dq", k="kd", v="kd", bias="kq", scale="")
@@ -57,7 +56,8 @@ class Backward(DerivativePass):
         dout, dlse = xs[self.nonlinear_operands :]
         dout = jnp.where(residuals.nonempty[:, None], dout, 0)
         g = jnp.where(residuals.nonempty, dlse - jnp.sum(dout * residuals.out, 1), 0)
-        dout = jnp.where(residuals.live[:, None], dout, 0)
+        if residuals.searched(plan):
+            dout = jnp.where(residuals.live(plan)[:, None], dout, 0)
         active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
         if total is sum_by_rows and keeps_weights(plan, self.leaf_numbers):
             cotangents = single_tile(plan, residuals, active, dout, g)
@@ -107,7 +107,7 @@ def sum_backward(
       dout: [T, Dv]. g: [T], what each weight of a query gets beside ⟨dout, v⟩.
       total: how the parts of the tiles are added up (`schedule`).
     """
-    plan, residuals = without_nonfinite(plan, residuals)
+    residuals = residuals.without_nonfinite(plan)
     dout_padded, g_padded = plan.pad_rows(dout), plan.pad_rows(g)
 
     def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
@@ -137,7 +137,7 @@ def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, 
     fields = active_fields(active, w.tile)
     q, k, scale = w.tile.q, w.tile.k, w.tile.scale
     q_nonfinite = k_nonfinite = None
-    if w.allowed is not None and not plan.finite:
+    if w.v_nonfinite is not None:
         (q, q_nonfinite), (k, k_nonfinite) = zero_nonfinite_rows(q), zero_nonfinite_rows(k)
 
     def logits(products: jax.Array, bias: Any, captured: Any) -> jax.Array:

@@ -15,7 +15,7 @@ from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite, Operand
 from jattn.engine.plan import Operands, Plan, fits_one_tile, pad
-from jattn.engine.schedule import PlannedFunction, fold_rows, has_forms, in_two_forms, schedule
+from jattn.engine.schedule import PlannedFunction, fold_rows, has_forms, schedule
 from jattn.engine.tangent import Tangent, transposed_dot
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState, excluded
@@ -61,7 +61,7 @@ class Forward(PlannedFunction, ReturnsPartial):
         return self.plan.working_set_bytes
 
     def for_finite(self, examples: int = 1) -> ForFinite | None:
-        return None if fits_one_tile(self.plan, self.leaf_numbers) else in_two_forms(self, examples)
+        return None if fits_one_tile(self.plan, self.leaf_numbers) else super().for_finite(examples)
 
     def tangent_function(self, argnums: tuple[int, ...]) -> Tangent:
         return Tangent(self.plan, self.tree, argnums)

@@ -20,7 +20,7 @@ from jattn.engine import tile as tiles
 from jattn.engine.batching import ForFinite, Operand, times
 from jattn.engine.forward import Forward, before_keys, exact_logits, nan_rows_of, single_softmax
 from jattn.engine.plan import Operands, Plan, fits_one_tile, pad, select_active
-from jattn.engine.schedule import PlannedFunction, fold_rows, in_two_forms, schedule
+from jattn.engine.schedule import PlannedFunction, fold_rows, schedule
 from jattn.engine.tangent import Tangent, logits_and_tangents, per_query
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState, excluded
@@ -41,7 +41,7 @@ class Jvp(PlannedFunction):
         return fits_one_tile(self.plan, self.leaf_numbers)
 
     def for_finite(self, examples: int = 1) -> ForFinite | None:
-        return None if self._in_one_tile else in_two_forms(self, examples)
+        return None if self._in_one_tile else super().for_finite(examples)
 
     @property
     def read_in_place(self) -> frozenset[int]:

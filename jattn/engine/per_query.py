@@ -20,7 +20,7 @@ from jattn.engine.backward import rounded_as, sum_backward, sums_in
 from jattn.engine.batching import Linear, Operand, are_transposes, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule, sum_by_rows
-from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, sum_tangent, without_nonfinite
+from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, sum_tangent
 from jattn.engine.tile import Tile
 
 
@@ -96,6 +96,9 @@ class _VisitsNoTile(PlannedFunction):
     @property
     def read_in_place(self) -> frozenset[int]:
         return frozenset()
+
+    def for_finite(self, examples: int = 1) -> None:
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +234,7 @@ class Deviation(PlannedFunction):
         return DeviationTangent(self.plan, self.tree, argnums)
 
     def __call__(self, *xs: Operand) -> list[jax.Array]:
-        plan, residuals = without_nonfinite(self.plan, _residuals(self, xs))
+        plan, residuals = self.plan, _residuals(self, xs).without_nonfinite(self.plan)
 
         def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
             w = Recomputed.of(plan, residuals, i, j, masked)

@@ -53,7 +53,7 @@ class Plan:
     implementation: str | None = None
     """None for kernels where they are taken unasked, "loops", "kernel", "interpret" or "cudnn"."""
     finite: bool = False
-    """Whether the operands were found or made finite (`all_finite`, `without_nonfinite`): then no tile is asked."""
+    """Whether `all_finite` found the operands so: then no tile is asked for what is not."""
     all_masked: bool = False
     """Whether the mask is applied to all tiles, even to those it rules nothing out of: one loop instead of two."""
 

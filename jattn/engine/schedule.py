@@ -49,25 +49,23 @@ class PlannedFunction(BatchedFunction):
         numbers: Operands = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
         return numbers
 
+    def for_finite(self, examples: int = 1) -> ForFinite | None:
+        plan = self.plan
+        if plan.finite or not has_forms(plan) or few_pairs(plan, examples):
+            return None
+        leaves = self.tree.num_leaves
+        return ForFinite(
+            dataclasses.replace(self, plan=dataclasses.replace(plan, finite=True)),
+            lambda *xs: all_finite(plan, jax.tree.unflatten(self.tree, xs[:leaves])),
+            dataclasses.replace(self, plan=dataclasses.replace(plan, all_masked=self.leaf_numbers.mask is not None)),
+        )
+
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return schedules_differ(self.plan, jax.tree.unflatten(self.tree, mapped[: self.tree.num_leaves]))
 
 
-def in_two_forms(fun: PlannedFunction, examples: int) -> ForFinite | None:
-    """A function in a form for finite operands and one for all others, where that is worth compiling both."""
-    plan, leaves = fun.plan, fun.tree.num_leaves
-    if plan.finite or not has_forms(plan) or few_pairs(plan, examples):
-        return None
-    return ForFinite(
-        dataclasses.replace(fun, plan=dataclasses.replace(plan, finite=True)),
-        lambda *xs: all_finite(plan, jax.tree.unflatten(fun.tree, xs[:leaves])),
-        dataclasses.replace(fun, plan=dataclasses.replace(plan, all_masked=fun.leaf_numbers.mask is not None)),
-    )
-
-
 def has_forms(plan: Plan) -> bool:
-    """Whether the loops of a plan have faster forms: for finite operands, for a function with its tangent, and without
-    a loop."""
+    """Whether the loops of a plan have faster forms: for finite operands, and for a function with its tangent."""
     # Given tiles give the same bits in any company. Few queries are bound by reading the keys, and have no time for a
     # second look at them.
     return plan.platform == "cpu" and not plan.tile_given and plan.q_tile >= tuning.FEW_QUERIES
@@ -93,7 +91,7 @@ class Schedule:
     def written_out(self) -> bool:
         """Whether the tiles are visited one after another without a loop, as few of them are that are finite."""
         few = self.lists is not None and sum(map(len, self.lists)) <= tuning.WRITTEN_OUT_TILES
-        return self.plan.finite and has_forms(self.plan) and few
+        return self.plan.finite and few
 
 
 def schedule(plan: Plan, x: Operands) -> Schedule:

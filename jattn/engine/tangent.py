@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jattn._numerics import below, finite_or_zero, nan_where, nonfinite_rows, zero_nonfinite_rows
 from jattn.engine import tile as tiles
-from jattn.engine.batching import Linear, Operand, times
+from jattn.engine.batching import ForFinite, Linear, Operand, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, schedule, sum_by_rows, sum_by_tiles
 from jattn.engine.tile import Tile
@@ -55,25 +55,27 @@ class Residuals(NamedTuple):
         """The queries that attended to something, or have a sink: no others have a derivative."""
         return self.m != -jnp.inf
 
-    @property
-    def live(self) -> jax.Array:
-        return live_rows(self.nonempty, self.out, searched=self.x.mask is not None)
+    def live(self, plan: Plan) -> jax.Array:
+        return live_rows(self.nonempty, self.out, searched=self.searched(plan))
+
+    def searched(self, plan: Plan) -> bool:
+        """Whether a mask may hide what is not finite."""
+        return self.x.mask is not None and not plan.finite
+
+    def without_nonfinite(self, plan: Plan) -> "Residuals":
+        """The same, with 0 for the rows of q, k and v that are not finite, where a mask may hide them.
+
+        Once, in whole arrays: then no tile is searched. A query that met one has a NaN in its maximum or cotangent.
+        """
+        if not self.searched(plan):
+            return self
+        x = self.x
+        (q, of_q), (k, of_k), (v, of_v) = map(zero_nonfinite_rows, (x.q, x.k, x.v))
+        return self._replace(x=x._replace(q=q, k=k, v=v), nonfinite=NonfiniteRows(of_q, of_k, of_v))
 
     def sink_weight(self, plan: Plan) -> jax.Array:
         """The share of the sink in the denominator of each query."""
         return jnp.exp(below(per_query(plan, self.x.sink), self.m_padded[: plan.T]) - self.log_sum_padded[: plan.T])
-
-
-def without_nonfinite(plan: Plan, residuals: Residuals) -> tuple[Plan, Residuals]:
-    """The same, with 0 for the rows of q, k and v that are not finite, where a mask may hide them.
-
-    Once, in whole arrays: then no tile is searched. A query that met one has a NaN in its maximum or in its cotangent.
-    """
-    if residuals.x.mask is not None:
-        x = residuals.x
-        (q, of_q), (k, of_k), (v, of_v) = map(zero_nonfinite_rows, (x.q, x.k, x.v))
-        residuals = residuals._replace(x=x._replace(q=q, k=k, v=v), nonfinite=NonfiniteRows(of_q, of_k, of_v))
-    return dataclasses.replace(plan, finite=True), residuals
 
 
 def live_rows(nonempty: jax.Array, out: jax.Array, *, searched: bool) -> jax.Array:
@@ -104,6 +106,11 @@ class DerivativePass(PlannedFunction, Linear):
     @property
     def read_in_place(self) -> frozenset[int]:
         return super().read_in_place - set(self.argnums)
+
+    def for_finite(self, examples: int = 1) -> ForFinite | None:
+        # One tile without a mask is not searched for what is not finite: that form is the same.
+        one = self.plan.q_tiles == self.plan.k_tiles == 1
+        return None if one and self.leaf_numbers.mask is None else super().for_finite(examples)
 
     @property
     def nonlinear_operands(self) -> int:
@@ -157,7 +164,8 @@ class Recomputed(NamedTuple):
         )
         factors = tiles.dropout_factors(plan, tile, transposed=transposed)
         if residuals.nonfinite is None:
-            return cls(tile, allowed, m, log_sum, factors, tile.v, None, transposed)
+            v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked and not plan.finite else (tile.v, None)
+            return cls(tile, allowed, m, log_sum, factors, v, v_nonfinite, transposed)
         of_q = tiles.cut_rows(residuals.nonfinite.q, i, plan.q_tile)
         of_k = tiles.cut_rows(residuals.nonfinite.k, j, plan.k_tile)
         nonfinite = of_k | of_q.T if transposed else of_q | of_k.T
@@ -166,7 +174,8 @@ class Recomputed(NamedTuple):
     def probabilities(self, logits: jax.Array) -> jax.Array:
         """p, from the logits and the residuals. In a row that is NaN it is 0 of what the row may not attend."""
         p = jnp.exp(below(logits, self.m) - self.log_sum)
-        return p if self.allowed is None else jnp.where(self.allowed, p, 0)
+        finite = self.v_nonfinite is None and self.nonfinite is None
+        return p if finite or self.allowed is None else jnp.where(self.allowed, p, 0)
 
     def drop(self, p: jax.Array) -> jax.Array:
         return p if self.factors is None else p * self.factors
@@ -222,7 +231,7 @@ class Tangent(DerivativePass):
         a, lse_dot = sum_tangent(plan, residuals, x_dot, total)
         if x_dot.sink is not None:
             lse_dot += residuals.sink_weight(plan) * per_query(plan, x_dot.sink)
-        nonempty, live = residuals.nonempty[:, None], residuals.live[:, None]
+        nonempty, live = residuals.nonempty[:, None], residuals.live(plan)[:, None]
         out_dot = a - lse_dot[:, None] * jnp.where(live, residuals.out, 0)
         return [
             nan_where(nonempty & ~live, jnp.where(live, out_dot, 0)),
@@ -238,7 +247,7 @@ def sum_tangent(
     recomputed: type[Recomputed] = Recomputed,
 ) -> list[jax.Array]:
     """A [T, Dv] and lse_dot [T], given the padded tangents of the active operands."""
-    plan, residuals = without_nonfinite(plan, residuals)
+    residuals = residuals.without_nonfinite(plan)
     x_dot = x_dot if residuals.nonfinite is None else residuals.nonfinite.zero(x_dot)
 
     def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:

@@ -103,10 +103,15 @@ def logits(
 ) -> jax.Array:
     """The logits of a tile, `excluded` where a pair is not `allowed` (None: all are)."""
     q, k = tile.q, tile.k
-    if allowed is not None and not plan.finite:  # before the scale: 0 · NaN would reach its gradient
+    if is_searched(plan, allowed, nonfinite):  # before the scale: 0 · NaN would reach its gradient
         q, k = zero_nonfinite_rows(q)[0], zero_nonfinite_rows(k)[0]
     found = products(q, k, tile.scale, transposed=transposed)
     return tile_logits(plan, tile, found, allowed, transposed=transposed, excluded=excluded, nonfinite=nonfinite)
+
+
+def is_searched(plan: Plan, allowed: jax.Array | None, nonfinite: jax.Array | None) -> bool:
+    """Whether a tile is searched for what is not finite: where a mask may hide it, and nothing is known of it."""
+    return allowed is not None and nonfinite is None and not plan.finite
 
 
 def tile_logits(
@@ -120,7 +125,7 @@ def tile_logits(
     nonfinite: jax.Array | None = None,
 ) -> jax.Array:
     """The logits of a tile, from its products. `nonfinite` as below, of operands that were made finite."""
-    if allowed is not None and not plan.finite:
+    if is_searched(plan, allowed, nonfinite):
         of_q, of_k = nonfinite_rows(tile.q), nonfinite_rows(tile.k)
         nonfinite = of_k | of_q.T if transposed else of_q | of_k.T
     score = None if plan.score is None else partial(plan.score, tile.captured)
