@@ -134,6 +134,9 @@ def test_a_soft_cap_is_small_or_logits_are_compared_with_their_maximum(cap, smal
     np.testing.assert_allclose(lse, want_lse, rtol=1e-5)
 
 
+CUT = 17
+
+
 @pytest.mark.parametrize("tile", [TILE, None], ids=["tiles", "one tile"])
 @pytest.mark.parametrize("which", [0, 1], ids="qk")
 def test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition(which, tile):
@@ -158,7 +161,6 @@ def test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition(w
             assert np.isfinite(want[0][0]).any()
 
 
-CUT = 17
 OTHERS = {  # of a document, by (q, k, v) of both: what it must not depend on the other for
     "value": lambda f, x: f(*x),
     "gradient": lambda f, x: gradient(f, x),

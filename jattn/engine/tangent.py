@@ -147,7 +147,7 @@ class Recomputed(NamedTuple):
     factors: jax.Array | None
     v: jax.Array
     v_nonfinite: jax.Array | None
-    """Which values are not finite, where the tile is searched; None where nothing is masked, too."""
+    """Which values are not finite; None where the tile is not searched for them."""
     transposed: bool = True
     nonfinite: jax.Array | None = None
     """The pairs whose query or key was not finite, of operands that were made so."""
