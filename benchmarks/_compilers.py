@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,10 +52,6 @@ def least_effort() -> dict[str, Any]:
 
     by_number = hasattr(jax.config, "jax_exec_time_optimization_effort")  # up to jax 0.11
     return {"exec_time_optimization_effort": -1.0} if by_number else {"optimization_level": "O1"}
-
-
-NO_SPILLS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
-"""A program of a GPU is refused if ptxas reports that a kernel keeps in memory what its registers cannot hold."""
 
 
 def platform_of(device: str) -> str:
@@ -150,6 +147,25 @@ def on_tensor_cores(ptx: str) -> dict[str, bool]:
     for text in ptx.split(".entry ")[1:]:
         if (name := text.partition("(")[0]).startswith("jattn"):
             found[name] = bool(_TENSOR_CORES.search(text)) and text.count("fma.rn.f32") < PRODUCT
+    return found
+
+
+_SPILLED = re.compile(r"Compiling entry function '(\w+)'(?:.*\n)+?.*?(\d+) bytes spill stores")
+
+
+def spilled(ptx: str) -> dict[str, int]:
+    """Of each kernel of attention, how many bytes of a thread its registers cannot hold and memory does, says ptxas."""
+    found = {}
+    ptxas = str(_folder("nvidia") / "cuda_nvcc" / "bin" / "ptxas")
+    for module in re.split(r"(?m)^(?=\.version)", ptx):
+        if ".entry jattn" in module:
+            (target,) = re.findall(r"(?m)^\.target (\w+)", module)
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "module.ptx"
+                path.write_text(module)
+                command = [ptxas, "-v", f"-arch={target}", str(path), "-o", str(path.with_suffix(".cubin"))]
+                said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+            found |= {name: int(n) for name, n in _SPILLED.findall(said) if name.startswith("jattn")}
     return found
 
 

@@ -137,8 +137,8 @@ class Asked(NamedTuple):
     quick: bool
 
 
-def asked(doc: str | None, cases: Iterable[Any], quick: Iterable[str]) -> Asked:
-    """Reads the command line, and sets JAX to the CPU and to no cache of compiled programs."""
+def asked(doc: str | None, cases: Iterable[Any], quick: Iterable[str], *, platform: str | None = "cpu") -> Asked:
+    """Reads the command line, and sets JAX to a platform (None: whatever it finds) and to no cache of programs."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small cases and two rounds; no file unless --out")
     parser.add_argument("--rounds", type=int, help="how often each is timed at most (default: 9)")
@@ -148,7 +148,8 @@ def asked(doc: str | None, cases: Iterable[Any], quick: Iterable[str]) -> Asked:
     chosen = [c for c in cases if args.only in c.name and (c.name in names or not args.quick)]
     if not chosen:
         parser.error(f"no case contains {args.only!r}; there are: {'; '.join(c.name for c in cases)}")
-    jax.config.update("jax_platforms", "cpu")
+    if platform is not None:
+        jax.config.update("jax_platforms", platform)
     jax.config.update("jax_enable_compilation_cache", False)
     folder = args.out or (None if args.quick or args.only else RESULTS)
     return Asked(chosen, args.rounds or (2 if args.quick else 9), folder, args.quick)
@@ -207,9 +208,9 @@ def write(folder: Path | None, name: str, page: str, numbers: dict[str, Any]) ->
     """Prints the page, and keeps it with its numbers where a folder is given."""
     print(page)
     if folder is not None:
-        machine = re.sub(r"[^a-z0-9]+", "-", f"{numbers['header']['machine']} {os.cpu_count()} cores".lower()).strip(
-            "-"
-        )
+        head = numbers["header"]
+        what = f"{head['machine']} {os.cpu_count()} cores" if head["device"] == "cpu" else head["device"]
+        machine = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}-{machine}.md").write_text(page + "\n", encoding="utf-8")
         (folder / f"{name}-{machine}.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

@@ -14,6 +14,10 @@ from _selection import CONTROL, LENGTHS, Job, held, title
 
 EXPONENT, FLAT, CONTROL_EXPONENT = 1.1, 1.05, 1.5
 """Linear in T: T to at most this. Flat: at most so many times as much on more devices. And what is not linear."""
+SPILLED = 1536
+"""Bytes that a thread of a kernel of the GPU keeps in memory at most, since its registers cannot hold them. dk and dv
+of wide heads are near it: of the tiles that were measured on an H200 the fastest spill, and smaller ones that do not
+take a fifth longer."""
 MIB = 2**20
 
 
@@ -40,6 +44,10 @@ class Verdict:
             if row.get("on_tensor_cores", held(row)) != held(row):
                 said = f"{row['on_tensor_cores']} kernels make every product on tensor cores, and not {held(row)}"
                 self.findings.append(f"{title(row)}: {said}")
+            for kernel, spilled in row.get("spilled", {}).items():
+                if spilled > SPILLED:
+                    said = f"a thread of {kernel} spills {spilled:,} bytes of registers, more than {SPILLED:,}"
+                    self.findings.append(f"{title(row)}: {said}")
         controls, fits = ([f for f in self.lengths if (f["way"] == CONTROL) is one] for one in (True, False))
         for fit in controls:
             if fit["exponent"] < CONTROL_EXPONENT:
@@ -152,9 +160,12 @@ def of_ways(rows: list[Job], device: str, section: str = "ways") -> str:
     def cell(way: str, derivative: str) -> str:
         found = [row for row in here if (row["way"], row["derivative"]) == (way, derivative)]
         mark = {"float32": "", "bfloat16": " b"}
-        return ", ".join(
-            "refused" if r["refused"] else f"{r['temporaries'] / MIB:.1f}{mark[r['dtype']]}" for r in found
-        )
+
+        def said(r: Job) -> str:
+            spilled = f" / {max(r['spilled'].values(), default=0)}" if "spilled" in r else ""
+            return "refused" if r["refused"] else f"{r['temporaries'] / MIB:.1f}{mark[r['dtype']]}{spilled}"
+
+        return ", ".join(map(said, found))
 
     return table([device, *derivatives], [[way, *(cell(way, d) for d in derivatives)] for way in names])
 
@@ -196,8 +207,9 @@ text, how many have a loop of tiles, or a kernel, between their start and their 
 compiled as the compiler does by itself, the others with its least effort: the TPU's then sends nothing while it
 computes."""
 OF_KERNELS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
-b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two; none of a GPU
-spills registers, and each makes its products of matrices on tensor cores alone, says the assembly."""
+b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two. Those of a GPU make
+their products of matrices on tensor cores alone, says the assembly; after a slash: bytes that a thread of the kernel
+with the most keeps in memory for want of registers, says ptxas."""
 OF_CUDNN = """With implementation='cudnn', T = 4,096, bfloat16: calls of cuDNN, which become kernels where they run, and
 loops beside them for operands that are not finite. A value and a jvp hold one call, a gradient two, with that of lse
 four."""

@@ -5,11 +5,12 @@
 
 The compilers of both vendors run on a machine that has no device of theirs. Each public way to attend (`_ways.py`) and
 its derivatives are compiled at T = 4,096; where `implementation='kernel'` asks for kernels, a value must hold one, a
-gradient three and a jvp two, none of which may spill registers of a GPU or make a product of matrices beside its tensor
-cores, and where 'cudnn' is asked for, one, two and one call of it; the temporaries of chosen ones at T = 4,096, 16,384
-and 65,536 give the exponent of T, beside jax.nn as the control; and the schemes of `jattn.sharding` are compiled for up
-to 512 devices (`_many_devices.py`), their collectives and bytes compared with `sharding.plan`. No program may hold a
-float64. What fails must be in `_refused.py`, with its reason, and what is there must fail.
+gradient three and a jvp two, none of which may make a product of matrices beside the tensor cores of a GPU, or spill
+many more registers than the kernels that were fastest on one (`_verdicts.SPILLED`); where 'cudnn' is asked for, one,
+two and one call of it; the temporaries of chosen ones at T = 4,096, 16,384 and 65,536 give the exponent of T, beside
+jax.nn as the control; and the schemes of `jattn.sharding` are compiled for up to 512 devices (`_many_devices.py`),
+their collectives and bytes compared with `sharding.plan`. No program may hold a float64. What fails must be in
+`_refused.py`, with its reason, and what is there must fail.
 
 Programs whose exponent is asked for, and the causal ring, are compiled as the compiler does by itself, all others with
 its least effort for speed and memory, which takes a third of the time.
@@ -95,7 +96,6 @@ def facts(job: Job, f: Callable[..., Any], *args: Any, **how: Any) -> tuple[dict
     options = compilers.least_effort() if job["fast"] else {}
     gpu_kernels = job["section"] == "kernels" and compilers.platform_of(job["device"]) == "cuda"
     if gpu_kernels:
-        options |= compilers.NO_SPILLS
         how["ptx"] = True
     compiled = compilers.compile_for(compilers.platform_of(job["device"]), f, *args, options=options, **how)
     said = compiled._asdict()
@@ -103,6 +103,7 @@ def facts(job: Job, f: Callable[..., Any], *args: Any, **how: Any) -> tuple[dict
     found["kernels"] = compilers.kernels(compiled.text)
     if gpu_kernels:
         found["on_tensor_cores"] = sum(compilers.on_tensor_cores(compiled.ptx).values())
+        found["spilled"] = compilers.spilled(compiled.ptx)
     return found, compiled.text
 
 

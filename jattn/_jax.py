@@ -7,10 +7,14 @@ on it.
 `jax.interpreters` and `jax.extend` are where JAX tells authors of primitives to look, without a promise of stability.
 """
 
+import contextlib
 import importlib
+import warnings
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.extend.core
 from jax._src import dispatch
 from jax.core import eval_jaxpr
@@ -78,8 +82,25 @@ def __getattr__(name: str) -> Any:
 def gpu_is_known() -> bool:
     """Whether Pallas can write a kernel for a GPU: from jax 0.11 on it looks at the default device, or at that of
     `jax.sharding.use_abstract_mesh`."""
-    looks = getattr(__getattr__("triton"), "is_gpu_device", None)
+    try:
+        looks = getattr(__getattr__("triton"), "is_gpu_device", None)
+    except ImportError:  # it is to be removed from a later JAX
+        return False
     return looks is None or looks()
+
+
+def gpu_generation() -> int:
+    """The compute capability of the default device, without its fraction: 9 of an H200; 0 of what is no NVIDIA GPU."""
+    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
+    return int(capability.partition(".")[0]) if capability[:1].isdigit() else 0
+
+
+@contextlib.contextmanager
+def about_triton() -> Iterator[None]:
+    """From jax 0.11 on it warns whom it lowers a kernel of the GPU for. That is said to us, and not to who attends."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+        yield
 
 
 def asks_for_devices(primitive: Primitive) -> None:
@@ -97,11 +118,13 @@ __all__ = [
     "ManualAxisType",
     "Primitive",
     "SdyShardingRule",
+    "about_triton",
     "ad",
     "asks_for_devices",
     "batching",
     "custom_partitioning",
     "eval_jaxpr",
+    "gpu_generation",
     "gpu_is_known",
     "io_callback",
     "mlir",

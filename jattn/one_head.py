@@ -106,15 +106,17 @@ def attention(
         row numbers alone, so that it is the same in every derivative and for every tile.
       tile: how many queries and how many keys make a tile, multiples of 16; if None, chosen from the shapes by
         `jattn.engine.tuning.tile_sizes`.
-      implementation: None takes a kernel on the TPU if it has one for this call, and loops elsewhere; "loops" never
-        takes a kernel; "kernel" takes one, of the TPU or of an NVIDIA GPU (there its products are TF32 unless
-        jax.default_matmul_precision("highest") is set), or says why there is none where the program is lowered;
+      implementation: None takes a kernel on a TPU and on an NVIDIA H100 or H200 if it has one for this call, and loops
+        elsewhere; "loops" never takes a kernel; "kernel" takes one, of the TPU or of an NVIDIA GPU (there products of
+        float32 are TF32 unless jax.default_matmul_precision("highest") is set, and those of bfloat16 keep more), or
+        says why there is none where the program is lowered;
         "interpret" runs the kernel of the TPU operation by operation on any platform, slowly, to test with. "cudnn"
         has the value and the gradient, that of lse included, of NVIDIA's library, for what it knows: q, k and v in
         bfloat16 or float16 and of one width up to 128; full and causal masks, lengths, and a window to the left of a
         causal one; any scale (q is rounded once more if it is not 1/√D); or says why not where the program is lowered.
         Its jvp, its derivatives beyond the first and what is not finite are loops. In every case derivatives beyond
-        the first are. Kernels were compiled and interpreted so far, cuDNN compiled, and neither was run.
+        the first are. Kernels of the GPU and cuDNN were run on an H200; those of the TPU were compiled and interpreted
+        so far, and not run.
 
     Returns:
       out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.

@@ -93,9 +93,9 @@ def of_definition(score, dropout, x, x_dot, mask, at):
     return orders(f)(x, x_dot)
 
 
-def assert_as_defined(case, T, S, D, Dv, tile, *, dropout=False):
-    """The interpreted kernels of a case (what is active beside q, k and v; mask; score; positions) in float32 are the
-    definition in float64."""
+def assert_as_defined(case, T, S, D, Dv, tile, *, dropout=False, how="interpret"):
+    """The kernels of a case (what is active beside q, k and v; mask; score; positions) in float32 are the definition in
+    float64. They are interpreted unless `how` says otherwise."""
     active, mask, score, at = case
     drops = {"dropout_rate": RATE, "dropout_key": KEY} if dropout else {}
     every = {
@@ -110,8 +110,8 @@ def assert_as_defined(case, T, S, D, Dv, tile, *, dropout=False):
     x_dot = {name: np.cos(np.arange(np.size(a))).reshape(np.shape(a)) for name, a in x.items()}
 
     def kernels(x):
-        how = {"mask": mask, "return_lse": True, "tile": tile, "implementation": "interpret", **at, **drops}
-        return jattn.attention(x["q"], x["k"], x["v"], **options(x, score), **how)
+        more = {"mask": mask, "return_lse": True, "tile": tile, "implementation": how, **at, **drops}
+        return jattn.attention(x["q"], x["k"], x["v"], **options(x, score), **more)
 
     got = orders(kernels)(cast(x, np.float32), cast(x_dot, np.float32))
     wide = NEUTRAL | {"scale": D**-0.5} | x

@@ -210,11 +210,12 @@ plant("a sign: plus ⟨dout, out⟩", BACKWARD, DLSE, DLSE.replace("-", "+"), SE
 plant("a dropped cotangent of lse", BACKWARD, DLSE, DLSE.replace("dlse ", ""), OF_LSE)
 plant("a missing scale in dq", BACKWARD, 'None if fields["q"] is None else dq * scale',
       'None if fields["q"] is None else dq', SECOND)
-plant("a missing scale in dk", BACKWARD, "dk = ds @ (q * scale)", "dk = ds @ q", SECOND)
+plant("a missing scale in dk", BACKWARD, "else tiles.dot(ds, q * scale)", "else tiles.dot(ds, q)", SECOND)
 plant("the scale twice in its own cotangent", BACKWARD, "jnp.sum(dq * q.T)", "jnp.sum(dq * (q * scale).T)", SECOND)
-plant("no dropout in the cotangents of logits", BACKWARD, "w.drop(w.v @ dout.T)", "w.v @ dout.T", DROPS)
-plant("no dropout in the cotangent of v", BACKWARD, "w.at_finite_values(w.drop(p) @ dout)",
-      "w.at_finite_values(p @ dout)", DROPS)
+plant("no dropout in the cotangents of logits", BACKWARD, "w.drop(tiles.dot(w.v, dout.T))", "tiles.dot(w.v, dout.T)",
+      DROPS)
+plant("no dropout in the cotangent of v", BACKWARD, "w.at_finite_values(tiles.dot(w.drop(p), dout))",
+      "w.at_finite_values(tiles.dot(p, dout))", DROPS)
 plant("no dropout in the tangent of v", TANGENT, "weighted(w.drop(p), w.at_finite_values(tile_dot.v))",
       "weighted(p, w.at_finite_values(tile_dot.v))", DROPS)
 plant("in a row that is NaN, weights of what it may not attend", TANGENT,
@@ -424,16 +425,16 @@ plant("in a kernel, dk and dv of one head of a group alone", GRID, "self.count(s
       "self.inner", IN_GROUPS)
 plant("in a kernel, the cotangent of a row that is NaN", PASSES, "searched=call.raw.mask is not None", "searched=False",
       f"{DOCUMENT}[gradient in kernels]")
-plant("in a kernel, no sink", PASSES, "SoftmaxState.start(x.sink,", "SoftmaxState.start(None,",
+plant("in a kernel, no sink", PASSES, "SoftmaxState.start(sink,", "SoftmaxState.start(None,",
       f"{AS_DEFINED}[one sink]")
 plant("in a kernel, the scale twice in the cotangent of the query", PASSES,
-      "q=w.tile.q * w.tile.scale, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[everything]")
+      "q=scaled, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[everything]")
 plant("in a kernel, the bias transposed twice", PASSES, "[parts.bias.T]", "[parts.bias]", f"{AS_DEFINED}[everything]")
 DRAWN = "kernels.py::test_dropout_is_drawn_as_jax_random_draws_it"
 plant("in a kernel, dropout drawn in cells that are transposed", "jattn/engine/kernels/threefry.py",
       "jax.lax.rem(t, cell) * cell + jax.lax.rem(s, cell)", "jax.lax.rem(s, cell) * cell + jax.lax.rem(t, cell)", DRAWN)
 plant("in a kernel, a derivative that drops nothing", PASSES,
-      "factors = tiles.dropout_factors(call.plan, tile, transposed=True)", "factors = None", DRAWN)
+      "factors = tiles.dropout_factors(call.plan, tile, transposed=call.transposed)", "factors = None", DRAWN)
 plant("in a kernel, the pattern of another head", KERNEL, 'Leaf(words[:, 1], key.own, "")', 'Leaf(words[:, 1], (), "")',
       "kernels.py::test_what_differs_from_head_to_head_is_found_by_its_index")
 plant("in a kernel, blocks that overlap", "jattn/masks/_blocks.py", "positions < first + self.size",
@@ -506,6 +507,23 @@ plant("in a kernel of the GPU, the part of a tile that is passed over left as it
       "loop(end, jnp.int32(grid.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
 plant("in a kernel of the GPU, dk and dv in the tiles of dq", PASSES, "by_keys = pull if same else",
       "by_keys = pull if True else", "kernels_gpu.py::test_each_kernel_has_tiles_that_its_registers_hold[32]")
+
+SUPPORT, LAYOUT = "jattn/engine/kernels/support.py", "jattn/engine/kernels/layout.py"
+ROUNDED = "kernels_gpu.py::test_of_16_bits_every_result_is_rounded_once_at_the_end[bfloat16]"
+plant("in a kernel of the GPU, weights rounded to 16 bits", TILE, "return high, (x - high.astype(x.dtype)).astype(",
+      "return high, (0 * high).astype(", ROUNDED)
+plant("in a kernel of the GPU, a scaled query rounded to 16 bits", TILE,
+      "(dot(k, q.T) if transposed else dot(q, k.T)) * scale",
+      "dot(k, (q * scale.astype(q.dtype)).T) if transposed else dot(q * scale.astype(q.dtype), k.T)", ROUNDED)
+plant("in a kernel of the GPU, no scale in dk of 16 bits", BACKWARD, "tiles.dot(ds, q) * scale if",
+      "tiles.dot(ds, q) if", ROUNDED)
+plant("in a kernel of the GPU, positions of queries along the keys", LAYOUT, "axis(i, plan.q_tile, of_q,",
+      "axis(i, plan.q_tile, 1 - of_q,", f"{ON_GPU}[lengths]")
+TAKEN = "kernels_gpu.py::test_the_kernel_of_the_gpu_is_taken_where_it_was_run_or_is_asked_for"
+plant("the kernel of the GPU taken unasked on one that it was not run on", SUPPORT,
+      "if gpu_generation() != tuning.GPU_GENERATION:", "if False:", TAKEN)
+plant("the kernel of the GPU exported", SUPPORT, "if exported:", "if False:",
+      "kernels_gpu.py::test_a_program_of_three_platforms_is_exported_without_the_kernel_of_the_gpu")
 
 OF_BLOCKS = f"{ON_GPU}[blocks]"
 plant("in a kernel of the GPU, a table of blocks read by the key and the query", "jattn/masks/_blocks.py",

@@ -9,6 +9,7 @@ import pytest
 from _inputs import assert_close, normal
 from jax.test_util import check_grads
 
+import jattn
 from jattn.engine import batching, tuning
 from jattn.engine.batching import batched_call
 
@@ -341,3 +342,24 @@ def test_equal_calls_are_compiled_once():
     assert Toy(1) == Toy(1) != Toy(2)
     batched_call(Toy(5), *x)
     assert batching.primitive._compiled._cache_size() - before == first + 1  # another is seen
+
+
+@pytest.mark.parametrize("name", ["attention", "top_keys"])
+def test_the_cotangent_of_what_examples_share_is_summed_and_then_rounded(name):
+    """Operation by operation: XLA may leave out a rounding between the two, as it does on a CPU."""
+    f = {
+        "attention": jattn.attention,
+        "top_keys": lambda q, k, v: jattn.top_keys(q, k, 3)[1],
+    }[name]
+    q, k, v = (jnp.asarray(normal(*shape, seed=1), jnp.bfloat16) for shape in ((6, 5, 4), (7, 4), (7, 2)))
+
+    def gradient(q, k, v):
+        out, pull = jax.vjp(lambda k: jax.vmap(f, (0, None, None))(q, k, v), k)
+        numbers = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).astype(jnp.bfloat16)
+        return pull(numbers.reshape(out.shape).astype(out.dtype))[0]
+
+    with jax.disable_jit():
+        got = np.asarray(gradient(q, k, v), np.float64)
+    with jax.enable_x64(True):
+        want = np.asarray(gradient(*(jnp.asarray(np.asarray(x, np.float64)) for x in (q, k, v))))
+    assert (np.abs(got - want) <= 2**-8 * np.abs(want) + 1e-6).all()

@@ -1,10 +1,12 @@
 """The benchmarks run, say what they must, and time only what equals the definition. No speed is asserted."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from _children import environment
@@ -14,6 +16,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 FAST, MEMORY, WORK = "how_fast_is_attention", "how_much_memory", "how_much_work_is_skipped"
 DECODING, DETERMINISM = "how_fast_is_decoding", "what_determinism_costs"
 CLOSE, LAPLACIAN = "how_close_to_the_bare_tiles", "how_much_is_a_laplacian"
+GPU = "how_fast_is_attention_on_a_gpu"
 
 # Runs benchmarks one after another, as Python runs a script: for each its arguments, what it said and its status.
 # Those after a "planted" find every result of ours a thousandth too large. A turn is short, and so is the product that
@@ -52,6 +55,7 @@ SMALL = {
     DETERMINISM: ("--rounds", 1),
     CLOSE: ("--rounds", 1),
     LAPLACIAN: ("--rounds", 1),
+    GPU: ("--rounds", 1),
 }
 
 
@@ -65,7 +69,8 @@ def run(*command, **how):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Of each kind, its folder and {benchmark: (its status, what it printed, its progress)}; all in one process."""
-    wanted = {"right": SMALL, "planted": SMALL | {WORK: (), MEMORY: ()}}
+    planted = {name: how for name, how in SMALL.items() if name != GPU}  # a thousandth is less than bfloat16 shows
+    wanted = {"right": SMALL, "planted": planted | {WORK: (), MEMORY: ()}}
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in wanted}
 
     def calls(kind):
@@ -153,6 +158,41 @@ def test_how_fast_is_decoding_writes_its_table(right):
     assert {"jattn", "ring", "paged", "int8", "jax.nn", "cascade", "copies"} <= {cells[1] for cells in table}
     assert [row["ours"] for row in numbers["rows"]] == ["jattn", "cascade"]
     assert all(row["errors"][row["ours"]] < 1e-5 for row in numbers["rows"])
+
+
+def test_how_fast_is_attention_on_a_gpu_writes_its_tables(right):
+    """It runs on what JAX finds; where that is no GPU, cuDNN refuses, and a refusal is said and not timed."""
+    folder, (status, out, progress) = right[0] / GPU, right[1][GPU]
+    assert status == 0, progress
+    numbers, page = written(folder, GPU)
+    assert page.strip() == out.strip()
+    ratios, times, errors = tables(page)
+    assert len(ratios) == len(times) == 2 + len(numbers["rows"]) == 5
+    for row in numbers["rows"]:
+        assert {"jattn", "jattn loops", "jax.nn"} <= set(row["milliseconds"])
+        assert set(row["ratios"]) == set(row["milliseconds"]) - {"jattn"}
+        assert row["tflops"]["jattn"] > 0
+        assert row["errors"]["jattn"] < 2.0**-6
+    said = dict(zip(errors[0], errors[2], strict=True))
+    assert jax.default_backend() == "gpu" or said["jattn cuDNN"].startswith("refuses: attention: implementation")
+
+
+def test_on_a_gpu_nothing_is_measured_where_a_result_differs(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    measured = importlib.import_module(GPU)
+    (case,) = measured.SMALL
+    right = measured.definition(case)
+
+    def contestant(factor):
+        results = [factor * np.broadcast_to(y[None, :, None], (1, case.T, 1, case.D)) for y in right]
+        return measured.Contestant({"gradient": lambda: results}, lambda _: None, list)
+
+    assert (
+        measured.equality(case, {"jattn": contestant(1.01), "jax.nn": contestant(1.1)})["jax.nn"]
+        == "differs by 1.0e-01"
+    )
+    with pytest.raises(measured.Differs, match=r"jattn loops differs by 1.0e-01 of the float64 reference; nothing was"):
+        measured.equality(case, {"jattn": contestant(1.01), "jattn loops": contestant(1.1)})
 
 
 def test_what_determinism_costs_writes_its_table(right):

@@ -2,6 +2,7 @@
 
 The stand-in is dense, drops the cotangent of lse, and leaves NaN in the rows beyond a length. That the calls are ones
 that JAX makes of cuDNN is seen where they are lowered for a GPU; what its compiler makes of them, by `make compile`.
+Where there is a GPU, cuDNN itself is asked too.
 """
 
 from functools import partial
@@ -167,7 +168,7 @@ def test_what_is_not_finite_runs_as_loops(stand_in):
     got, want = of("cudnn"), of("loops")
     assert np.isfinite(got[0][0][:40]).all()
     assert np.isnan(got[0][0][41:]).all()
-    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert_close(got, want)
 
 
 def test_bfloat16_is_rounded_as_its_cotangents_are(stand_in):
@@ -266,3 +267,26 @@ def test_jax_lowers_it_for_a_gpu(name, monkeypatch):
     gradient = jax.grad(lambda *x: many(*x).astype(jnp.float32).sum(), (0, 1, 2))
     text = jax.jit(gradient).trace(*x).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("__cudnn$fmhaSoftmaxBackward") == 2  # that of out, and of lse where it has a cotangent
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="asks cuDNN itself, which needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", cudnn.DTYPES)
+@pytest.mark.parametrize("name", MASKS)
+def test_cudnn_itself_is_the_loops_within_the_rounding_of_its_weights(name, dtype):
+    """Value and gradient, with the cotangent of lse; the loops round once, at the end."""
+    shapes = (2, 256, 4, 64), (2, 256, 2, 64), (2, 256, 2, 64)
+    x = [jnp.asarray(normal(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]
+
+    def of(how):
+        one = partial(jattn.attention, mask=MASKS[name], return_lse=True, implementation=how)
+        group = jax.vmap(jax.vmap(one, (1, None, None), (1, 1)), (1, 1, 1), (1, 1))  # the queries of one key head
+
+        def heads(q, k, v):
+            out, lse = jax.vmap(group)(q.reshape(2, 256, 2, 2, 64), k, v)
+            return out, jnp.where(lse > -jnp.inf, lse, 0)
+
+        return batch(heads)(*x)
+
+    for got, want in zip(*map(jax.tree.leaves, (of("cudnn"), of("loops"))), strict=True):
+        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
+        assert np.abs(got - want).max() <= 2**-6 * max(np.abs(want).max(), 2**-6)

@@ -11,6 +11,7 @@ from _mask_oracles import KNOWN, at
 import jattn
 from jattn import masks
 from jattn.engine import batching, tuning
+from jattn.engine.jvp import Jvp
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v"])
@@ -114,7 +115,8 @@ def test_what_a_function_says_of_its_outputs_is_what_it_returns():
         while fun is not None:
             seen.add(type(fun))
             fun = getattr(fun, "fun", None)
-    assert seen >= set(kinds(batching.BatchedFunction))
+    elsewhere = set() if jax.default_backend() == "cpu" else {Jvp}  # which is a pass of CPUs
+    assert seen >= set(kinds(batching.BatchedFunction)) - elsewhere
 
 
 def in_both_orders(f, *x):
@@ -181,6 +183,7 @@ def test_a_bias_that_differs_between_heads_is_not_copied():
     assert temporaries(1024) < 1024 * 1024 * 4 < temporaries(1023)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="XLA's products are library calls on a GPU")
 def test_of_few_pairs_value_and_gradient_compute_the_weights_once():
     """Six products instead of seven; of more pairs the weights would take memory between the two passes."""
 

@@ -17,7 +17,7 @@ import pytest
 from _inputs import D, Dv, S, T, assert_same, normal, qkv
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy.optimize import nnls
 from scipy.special import wrightomega
@@ -497,7 +497,7 @@ def test_thousands_of_runs_are_one_call():
 @pytest.mark.structure
 def test_runs_spread_over_devices_are_the_same_runs():
     """By the placement of their inputs, and inside shard_map, some of them breaking."""
-    mesh = Mesh(np.array(jax.devices()[:8]), ("runs",))
+    mesh = jax.make_mesh((8,), ("runs",), axis_types=(AxisType.Auto,))
     q, k = normal(16, 2, seed=3, dtype=np.float32), jnp.asarray(TOY, jnp.float32)
     q[5] = np.nan
 
@@ -519,7 +519,7 @@ def test_runs_spread_over_devices_are_the_same_runs():
 
 @pytest.mark.structure
 def test_one_run_on_data_that_is_spread_over_devices_averages_over_all_of_it():
-    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     x = normal(16, 3, seed=1, dtype=np.float32)
 
     def mean_square(w, x):

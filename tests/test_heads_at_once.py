@@ -15,7 +15,11 @@ import jattn
 from jattn import masks, reference, scores
 from jattn.engine import tuning
 
-pytestmark = [pytest.mark.structure, pytest.mark.usefixtures("of_any_size")]
+pytestmark = [
+    pytest.mark.structure,
+    pytest.mark.usefixtures("of_any_size"),
+    pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is a matter of the caches of a CPU"),
+]
 B, T, S, K, G, D, Dv = 3, 2, 40, 4, 2, 5, 3
 SOME = np.random.default_rng(1).random((B, K * G, T, S)) < 0.4
 SOME[1, 3] = False  # queries without a key

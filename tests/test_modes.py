@@ -417,7 +417,7 @@ def test_ahead_of_time():
     assert str(jaxpr).count("batched_call[") == 2, "the forward pass, and the backward pass"
     assert all(word in str(jaxpr) for word in ("Forward(", "Backward("))
     program = f.lower(shapes).compile()
-    assert_close(program(x), want, ulps=0)
+    assert_close(program(x), want, ulps=0 if jax.default_backend() == "cpu" else 8)  # a GPU may choose other products
     assert program.cost_analysis()["flops"] > 4 * 5 * T * T / 2, "more than the products of half a square"
     assert program.memory_analysis().temp_size_in_bytes > 0
     with pytest.raises(TypeError):
@@ -548,14 +548,15 @@ def cached(**options):
 
 LEAVE = "Leave it out for 1/√D."
 WIDEN = "Give q and k at least one column."
+OF_TWO = pytest.mark.skipif(jax.device_count() < 2, reason="it needs a mesh of two devices")
 REFUSED = [
     (lambda: jattn.attention(zeros(3, 0), zeros(5, 0), zeros(5, 2)), f"attention: D must be at least 1, got q [3, 0] and k [5, 0]. {WIDEN}"),
     (lambda: jattn.explain(zeros(3, 0), zeros(5, 0), zeros(5, 2)), f"explain: D must be at least 1, got q [3, 0] and k [5, 0]. {WIDEN}"),
     (lambda: jattn.dot_product_attention(zeros(1, 3, 2, 0), zeros(1, 5, 2, 0), zeros(1, 5, 2, 4)), f"dot_product_attention: H must be at least 1, got query [1, 3, 2, 0] and key [1, 5, 2, 0]. {WIDEN}"),
     (lambda: jattn.attention(zeros(3, 2), zeros(3, 2), zeros(3, 2), scale=float("nan")), f"attention: scale must be finite, got scale nan. {LEAVE}"),
     (lambda: jattn.attention(zeros(3, 2), zeros(3, 2), zeros(3, 2), scale=np.float32("inf")), f"attention: scale must be finite, got scale inf. {LEAVE}"),
-    (lambda: sharded(zeros(1, 4, 2, 0)), f"ring: D must be at least 1, got q [1, 2, 2, 0] and k [1, 2, 2, 0]. {WIDEN}"),
-    (lambda: sharded(zeros(1, 4, 2, 2), scale=float("nan")), f"ring: scale must be finite, got scale nan. {LEAVE}"),
+    pytest.param(lambda: sharded(zeros(1, 4, 2, 0)), f"ring: D must be at least 1, got q [1, 2, 2, 0] and k [1, 2, 2, 0]. {WIDEN}", marks=OF_TWO),
+    pytest.param(lambda: sharded(zeros(1, 4, 2, 2), scale=float("nan")), f"ring: scale must be finite, got scale nan. {LEAVE}", marks=OF_TWO),
     (lambda: cached(scale=float("inf")), f"attention: scale must be finite, got scale inf. {LEAVE}"),
     (lambda: jattn.explain(zeros(3, 2), zeros(3, 2), zeros(3, 2), scale=-float("inf")), f"explain: scale must be finite, got scale -inf. {LEAVE}"),
     (lambda: jattn.dot_product_attention(zeros(3, 2, 2), zeros(3, 2, 2), zeros(3, 2, 2), scale=float("nan")), f"dot_product_attention: scale must be finite, got scale nan. {LEAVE}"),

@@ -78,7 +78,7 @@ def test_the_derivative_of_a_rate_of_dropout_is_that_of_the_division():
     assert_close(second, 2 * value / 0.49, ulps=8)
     assert_close(tangent, jnp.vdot(dq, q) + slope, ulps=16)
     fixed = jax.jit(jax.grad(lambda q: out(q, 0.3)))(q)
-    np.testing.assert_array_equal(dq, fixed)
+    assert_close(dq, fixed, ulps=8)  # two programs, which a GPU computes in an order of its own each
 
 
 @pytest.mark.structure

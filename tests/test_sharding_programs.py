@@ -450,7 +450,9 @@ print("gather", measured(8, "value", sharding.gather), measured(32, "value", sha
 
 def child(source, *arguments, seconds=240):
     command = [sys.executable, "-c", source, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment())
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, env=environment() | {"JAX_PLATFORMS": "cpu"}
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -491,6 +493,7 @@ for scheme in (sharding.tree, sharding.ring):
 
 WAITS = """
 import os
+os.environ["JAX_PLATFORMS"] = "cpu"
 limits = {"warn_stuck": 1, "terminate": 2}
 os.environ["XLA_FLAGS"] = " ".join(f"--xla_cpu_collective_call_{k}_timeout_seconds={n}" for k, n in limits.items())
 import jax, jax.numpy as jnp

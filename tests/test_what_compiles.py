@@ -85,7 +85,7 @@ def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
     assert compilers.kernels(f"{TEXT}  %a = f32[] custom-call(%b), {compilers.KERNELS[0]}\n" * 2) == 2
 
 
-def test_a_kernel_of_a_gpu_is_refused_where_it_spills(monkeypatch):
+def test_the_assembly_of_a_kernel_of_a_gpu_is_asked_for(monkeypatch):
     given = []
 
     def compile_for(platform, f, *args, options=None, ptx=False):
@@ -93,10 +93,32 @@ def test_a_kernel_of_a_gpu_is_refused_where_it_spills(monkeypatch):
         return compilers.Compiled(0.0, 0, False, TEXT, 0, PTX if ptx else "")
 
     monkeypatch.setattr(compilers, "compile_for", compile_for)
+    monkeypatch.setattr(compilers, "spilled", lambda ptx: {"jattn_forward": len(ptx)})
     jobs = [("kernels", "H200"), ("kernels", "TPU v5e"), ("ways", "H200")]
     found = [what_compiles.facts({"section": x, "device": y, "fast": False}, None)[0] for x, y in jobs]
-    assert given == [(compilers.NO_SPILLS, True), ({}, False), ({}, False)]
+    assert given == [({}, True), ({}, False), ({}, False)]
     assert [x.get("on_tensor_cores") for x in found] == [1, None, None]
+    assert [x.get("spilled") for x in found] == [{"jattn_forward": len(PTX)}, None, None]
+
+
+def test_what_registers_cannot_hold_is_read_from_the_report_of_ptxas(monkeypatch, tmp_path):
+    """Of each module by itself, for the device that it names, and of kernels of attention alone."""
+    ptxas = tmp_path / "cuda_nvcc" / "bin" / "ptxas"
+    ptxas.parent.mkdir(parents=True)
+    ptxas.write_text("""#!/bin/sh
+grep -q sm_90a "$3" || exit 1
+for name in $(sed -n 's/.*entry \\([a-z_]*\\).*/\\1/p' "$3"); do
+  echo "ptxas info    : Compiling entry function '$name' for 'sm_90a'" >&2
+  echo "ptxas info    : Function properties for $name" >&2
+  echo "    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads" >&2
+done
+""")
+    ptxas.chmod(0o755)
+    monkeypatch.setattr(compilers, "_folder", lambda package: tmp_path)
+    modules = [
+        f".version 8.8\n.target {target}\n{text}" for target, text in (("sm_90a", PTX), ("sm_80", "// nothing\n"))
+    ]
+    assert compilers.spilled("".join(modules)) == {"jattn_forward": 12}
 
 
 PTX = """\
@@ -217,6 +239,10 @@ def of_devices(n, **of):
         ([row(float64=True)], "holds a float64"),
         ([row(section="kernels", derivative="gradient", kernels=0)], "holds 0 kernels, and not 3"),
         ([row(section="kernels", kernels=1, on_tensor_cores=0)], "0 kernels make every product on tensor cores"),
+        (
+            [row(section="kernels", kernels=1, spilled={"jattn_forward": 2000})],
+            "a thread of jattn_forward spills 2,000 bytes of registers, more than 1,536",
+        ),
         ([row(section="lengths", T=T, temporaries=T**2) for T in LENGTHS], r"not linear in T: T\^2\.00"),
         ([row(section="lengths", T=T, temporaries=T * T // 8) for T in LENGTHS], r"not linear in T: T\^2\.00"),
         ([row(section="lengths", way="jax.nn", T=T, temporaries=T) for T in (4096, 16384)], "the control is linear"),

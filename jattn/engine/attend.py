@@ -25,7 +25,8 @@ Forward.together = Jvp
 are_transposes(Tangent, Backward)
 for _kind in (Tangent, Backward):
     has_kernels(_kind, choose_kernel)
-has_kernels(Forward, lambda *call: heads_at_once(*call) or choose_kernel(*call))  # few queries on a CPU, or a kernel
+# Few queries on a CPU, or a kernel.
+has_kernels(Forward, lambda *call, exported: heads_at_once(*call) or choose_kernel(*call, exported=exported))
 
 
 def attend(

@@ -29,7 +29,6 @@ from jattn.engine.tangent import (
     active_fields,
     keep_active,
     merge_active,
-    transposed_dot,
 )
 
 SUM_ROLES = Operands(q="dq", k="kd", v="kd", bias="kq", scale="")
@@ -45,7 +44,7 @@ class Backward(DerivativePass):
         return 2
 
     def output_types(self, *types: Any) -> list[Any]:
-        return [types[i] for i in self.argnums]
+        return self.cotangent_types([types[i] for i in self.argnums])
 
     @property
     def working_set_bytes(self) -> int | None:
@@ -67,7 +66,7 @@ class Backward(DerivativePass):
             dsink = residuals.sink_weight(plan) * g
             dsink = dsink if active.sink.shape == (plan.T,) else dsink.sum().reshape(active.sink.shape)
             cotangents = cotangents._replace(sink=dsink)
-        return rounded_as(active, cotangents)
+        return rounded_as(plan, active, cotangents)
 
 
 def keeps_weights(plan: Plan, x: Operands) -> bool:
@@ -86,8 +85,8 @@ def single_tile(plan: Plan, residuals: Residuals, active: Operands, dout: jax.Ar
     dq = ds @ tile.k  # of the scaled query
     return Operands(
         q=None if fields["q"] is None else dq * tile.scale,
-        k=None if fields["k"] is None else transposed_dot(ds, tile.q * tile.scale),
-        v=None if active.v is None else transposed_dot(p, dout),
+        k=None if fields["k"] is None else tiles.dot(ds, tile.q * tile.scale, over=(0, 0)),
+        v=None if active.v is None else tiles.dot(p, dout, over=(0, 0)),
         scale=None if fields["scale"] is None else jnp.sum(dq * tile.q),
     )
 
@@ -126,10 +125,10 @@ def sum_backward(
     return cotangents if residuals.nonfinite is None else residuals.nonfinite.zero(cotangents)
 
 
-def rounded_as(active: Operands, cotangents: Operands) -> list[jax.Array]:
+def rounded_as(plan: Plan, active: Operands, cotangents: Operands) -> list[jax.Array]:
     """The leaves of the cotangents without the rows that pad, rounded once: as those of the active operands."""
     pairs = zip(jax.tree.leaves(cotangents), jax.tree.leaves(active), strict=True)
-    return [a[tuple(map(slice, leaf.shape))].astype(leaf.dtype) for a, leaf in pairs]
+    return [a[tuple(map(slice, leaf.shape))].astype(plan.cotangent_dtype(leaf.dtype)) for a, leaf in pairs]
 
 
 def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, g: jax.Array) -> Operands:
@@ -147,18 +146,18 @@ def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, 
     products = tiles.products(q, k, scale, transposed=True)
     found, pullback = jax.vjp(logits, products, fields["bias"], fields["captured"])
     p = w.probabilities(found)
-    ds, dbias, dcaptured = pullback(p * (w.drop(w.v @ dout.T) + g))
+    ds, dbias, dcaptured = pullback(p * (w.drop(tiles.dot(w.v, dout.T)) + g))
     dq = dk = None
     if fields["q"] is not None or fields["scale"] is not None:
-        dq = transposed_dot(k, ds)  # of the scaled query, [D, queries]
+        dq = tiles.dot(k, ds, over=(0, 0))  # of the scaled query, [D, queries]
         dq = dq if q_nonfinite is None else jnp.where(q_nonfinite.T, 0, dq)
     if fields["k"] is not None:
-        dk = ds @ (q * scale)
+        dk = tiles.dot(ds, q) * scale if is_half(q) else tiles.dot(ds, q * scale)
         dk = dk if k_nonfinite is None else jnp.where(k_nonfinite, 0, dk)
     return Operands(
         q=None if fields["q"] is None else dq * scale,
         k=dk,
-        v=None if active.v is None else w.at_finite_values(w.drop(p) @ dout),
+        v=None if active.v is None else w.at_finite_values(tiles.dot(w.drop(p), dout)),
         bias=dbias,
         scale=None if fields["scale"] is None else jnp.sum(dq * q.T),
         captured=jax.tree.map(lambda a: a.astype(sums_in(plan, a)), dcaptured),

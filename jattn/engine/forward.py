@@ -16,7 +16,7 @@ from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite, Operand
 from jattn.engine.plan import Operands, Plan, fits_one_tile, pad
 from jattn.engine.schedule import PlannedFunction, fold_rows, has_forms, schedule
-from jattn.engine.tangent import Tangent, transposed_dot
+from jattn.engine.tangent import Tangent
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState, excluded
 
@@ -157,8 +157,8 @@ def exact_logits(plan: Plan, x: Operands) -> bool:
 def weighted_values(plan: Plan, tile: Tile, v: jax.Array, transposed: bool) -> Callable[[jax.Array], jax.Array]:
     """p → p·v, [queries, Dv], with what dropout does to p; transposed, [Dv, queries]."""
     if transposed:
-        return weighted(plan, tile, lambda p: transposed_dot(v, p), transposed=True)
-    return weighted(plan, tile, lambda p: p @ v)
+        return weighted(plan, tile, lambda p: tiles.dot(v, p, over=(0, 0)), transposed=True)
+    return weighted(plan, tile, lambda p: tiles.dot(p, v))
 
 
 def weighted(

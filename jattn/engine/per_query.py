@@ -193,7 +193,7 @@ class LogitsAtBackward(_OfLogitsAt):
         return 1
 
     def output_types(self, *types: Any) -> list[Any]:
-        return [types[i] for i in self.argnums]
+        return self.cotangent_types([types[i] for i in self.argnums])
 
     def __call__(self, *xs: Operand) -> list[jax.Array]:
         leaves = [xs[i] for i in self.argnums]
@@ -207,7 +207,8 @@ class LogitsAtBackward(_OfLogitsAt):
         columns = xs[self.tree.num_leaves].T, xs[-1].T
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, sums_in(self.plan, a)), primals)
         found, _ = jax.lax.scan(add, zeros, columns)
-        return [a.astype(leaf.dtype) for a, leaf in zip(jax.tree.leaves(found), leaves, strict=True)]
+        pairs = zip(jax.tree.leaves(found), leaves, strict=True)
+        return [a.astype(self.plan.cotangent_dtype(leaf.dtype)) for a, leaf in pairs]
 
 
 are_transposes(LogitsAtTangent, LogitsAtBackward)
@@ -297,13 +298,14 @@ class DeviationBackward(_DeviationPass):
         return 1
 
     def output_types(self, *types: Any) -> list[Any]:
-        return [types[i] for i in self.argnums]
+        return self.cotangent_types([types[i] for i in self.argnums])
 
     def run(self, total: Callable[..., Any], *xs: Operand) -> list[jax.Array]:
         residuals = self.residuals(xs)
         active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
         no_values = jnp.zeros((self.plan.T, residuals.x.v.shape[1]), self.plan.dtype)
-        return rounded_as(active, sum_backward(self.plan, residuals, active, no_values, xs[-1], total, _OfDeviation))
+        cotangents = sum_backward(self.plan, residuals, active, no_values, xs[-1], total, _OfDeviation)
+        return rounded_as(self.plan, active, cotangents)
 
 
 are_transposes(DeviationTangent, DeviationBackward)

@@ -56,6 +56,13 @@ class Plan:
     """Whether `all_finite` found the operands so: then no tile is asked for what is not."""
     all_masked: bool = False
     """Whether the mask is applied to all tiles, even to those it rules nothing out of: one loop instead of two."""
+    summed: bool = False
+    """Whether cotangents are summed over examples before they are rounded to the dtypes of the operands."""
+
+    def cotangent_dtype(self, dtype: Any) -> Any:
+        """That of the cotangent of an operand."""
+        short = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < np.dtype(self.dtype).itemsize
+        return self.dtype if self.summed and short else dtype
 
     def for_platform(self, platform: str) -> "Plan":
         """The same plan with the tile that suits a platform."""

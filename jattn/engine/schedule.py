@@ -4,7 +4,7 @@ A tile that the mask calls EMPTY is never visited, and one that it calls FULL is
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -48,6 +48,13 @@ class PlannedFunction(BatchedFunction):
         """The operands with its number for each leaf: which of them are there."""
         numbers: Operands = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
         return numbers
+
+    def before_sums(self) -> BatchedFunction:
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, summed=True))
+
+    def cotangent_types(self, operands: Sequence[Any]) -> list[Any]:
+        """The types of the cotangents of some operands."""
+        return [jax.ShapeDtypeStruct(x.shape, self.plan.cotangent_dtype(x.dtype)) for x in operands]
 
     def for_finite(self, examples: int = 1) -> ForFinite | None:
         plan = self.plan

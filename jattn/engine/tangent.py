@@ -208,11 +208,6 @@ def merge_active(tile: Tile, active: dict[str, Any]) -> Tile:
     return tile._replace(**{name: merge(a, getattr(tile, name)) for name, a in active.items()})
 
 
-def transposed_dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """aᵀ b for a narrow a [n, d] and a wide b [n, m]: transposing the narrow one costs little."""
-    return jax.lax.dot_general(a, b, (((0,), (0,)), ((), ())))
-
-
 @dataclasses.dataclass(frozen=True)
 class Tangent(DerivativePass):
     """..., tangents of the active leaves → (out_dot, lse_dot)."""
@@ -275,7 +270,7 @@ def tangent_tile(plan: Plan, w: Recomputed, tile_dot: Tile) -> list[jax.Array]:
     """The parts of A, [queries, Dv], and of lse_dot, [queries], that one tile has; A transposed as the tile is."""
 
     def weighted(p: jax.Array, v: jax.Array) -> jax.Array:
-        return transposed_dot(v, p) if w.transposed else p @ v
+        return tiles.dot(v, p, over=(0, 0)) if w.transposed else tiles.dot(p, v)
 
     how = {"transposed": w.transposed, "nonfinite": w.nonfinite}
     found, logits_dot = logits_and_tangents(plan, w.tile, tile_dot, w.allowed, **how)

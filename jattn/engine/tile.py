@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, nan_where, nonfinite_rows, zero_nonfinite_rows
+from jattn._numerics import below, is_half, nan_where, nonfinite_rows, zero_nonfinite_rows
 from jattn.engine.batching import slice_of
 from jattn.engine.plan import ROLES, Operands, Plan
 from jattn.engine.tuning import DROPOUT_CELL
@@ -20,7 +20,8 @@ from jattn.masks import Mask, Rows, TileAxis
 
 
 class Tile(NamedTuple):
-    """The operands of one tile, in the dtype of the arithmetic. Of tangents, any of them may be None."""
+    """The operands of one tile, in the dtype of the arithmetic; q, k and v of a kernel of the GPU in 16 bits too
+    (`dot`). Of tangents, any of them may be None."""
 
     q: Any
     k: Any
@@ -83,13 +84,47 @@ def tile_mask(plan: Plan, tile: Tile) -> jax.Array:
     return jnp.broadcast_to(allowed, shape)
 
 
+def dot(a: jax.Array, b: jax.Array, *, over: tuple[int, int] = (1, 0)) -> jax.Array:
+    """The matrix product, summed over one axis of each, in the dtype of the arithmetic.
+
+    A kernel of the GPU leaves what it reads in 16 bits as it is, for its tensor cores: the products of two such factors
+    are exact in float32. A factor of float32 beside one of bfloat16 is the sum of two of bfloat16, of 8 bits each; as
+    one in TF32 it would keep 11.
+    """
+    dims = (((over[0],), (over[1],)), ((), ()))
+    if a.dtype == b.dtype:
+        return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32 if is_half(a) else None)
+    if jnp.bfloat16 not in (a.dtype, b.dtype) or _in_float32():
+        return jax.lax.dot_general(a.astype(jnp.float32), b.astype(jnp.float32), dims)
+    pairs = zip(_parts(a), _parts(b), strict=True)
+    high, low = (jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32) for a, b in pairs)
+    return high + low
+
+
+def _in_float32() -> bool:
+    """Whether products are asked for as exact as float32 has them."""
+    config: Any = jax.config
+    return config.jax_default_matmul_precision in ("highest", "float32")
+
+
+def _parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two arrays of bfloat16, of which the sum is x; of bfloat16, x twice."""
+    if x.dtype == jnp.bfloat16:
+        return x, x
+    high = x.astype(jnp.bfloat16)
+    return high, (x - high.astype(x.dtype)).astype(jnp.bfloat16)
+
+
 def products(q: jax.Array, k: jax.Array, scale: jax.Array, *, transposed: bool = False) -> jax.Array:
     """scale · ⟨q, k⟩ of each pair.
 
-    Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max".
+    Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max". In 16 bits
+    a scaled query would be rounded, and kernels compare before they subtract (`_numerics.below`).
     """
+    if is_half(q):
+        return (dot(k, q.T) if transposed else dot(q, k.T)) * scale
     scaled = q * scale
-    return k @ scaled.T if transposed else scaled @ k.T
+    return dot(k, scaled.T) if transposed else dot(scaled, k.T)
 
 
 def logits(

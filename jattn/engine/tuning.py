@@ -1,7 +1,7 @@
 """Machine constants: every number that was chosen for a machine and not by mathematics, each beside its reason.
 
-Measured on CPUs of two cores (AMD EPYC; tables in `benchmarks/results`). What is said of GPU and TPU was chosen from
-how these machines work, and not measured.
+Measured on CPUs of two cores (AMD EPYC) and, where it says so, on an NVIDIA H200 (tables in `benchmarks/results`). What
+else is said of GPU and TPU was chosen from how these machines work, and not measured.
 """
 
 import math
@@ -109,7 +109,23 @@ KERNEL_SCHEDULE_BYTES = 2**18
 """Bytes of the schedule of a kernel: it lies in the memory of scalars, of which a core has 1 MiB."""
 
 
+GPU_GENERATION = 9
+"""The compute capability of the NVIDIA GPUs that the kernels were run on, and are taken on unasked: H100 and H200."""
+
 GPU_TILES = MappingProxyType(
+    {
+        "jattn_forward": (((64, 64), (64, 64)), ((64, 64), (32, 32))),
+        "jattn_tangent": (((64, 64), (64, 32)), ((64, 32), (32, 32))),
+        "jattn_backward_q": (((64, 64), (64, 32)), ((64, 64), (32, 32))),
+        "jattn_backward_kv": (((64, 64), (64, 32)), ((32, 64), (32, 32))),
+    }
+)
+"""Queries and keys of a tile in each kernel of the GPU: of operands in 16 bits with heads of up to 64 and with wider
+ones, and likewise of others. On an H200 these were the fastest of 86 tiles and numbers of warps (B = 2, H = 16,
+T = 4,096, causal), or within a tenth of it and with fewer values spilled to memory: logits, weights, what is as wide as
+the heads and the sums that a fold carries lie in registers, of which a thread has 255 (`make compile` asks ptxas)."""
+
+GPU_BUSY_TILES = MappingProxyType(
     {
         "jattn_forward": ((64, 32), (64, 32)),
         "jattn_tangent": ((64, 32), (64, 16)),
@@ -117,21 +133,26 @@ GPU_TILES = MappingProxyType(
         "jattn_backward_kv": ((32, 32), (32, 16)),
     }
 )
-"""Queries and keys of a tile in each kernel of the GPU, with heads of up to 64 and with wider ones. Logits, weights,
-what is as wide as the heads and the sums that a fold carries lie in registers, of which a thread has 255. With these
-tiles and 8 warps no kernel spills to memory, with heads of 64 or 128 (`make compile` asks ptxas, for an H200). Not
-measured."""
+"""The same, by the width of the heads alone, where dropout draws for each pair or the score looks up an entry of an
+array for each: that takes registers too. Chosen to spill nothing, and not measured."""
 
 GPU_SMALL_TILES = ((32, 16), (16, 16))
-"""Smaller ones, of what takes registers too: the first where heads are wider than 64 and dropout draws for each pair,
-or the score looks up an entry of an array for each pair, and where a derivative pass of narrower ones has such a score;
-the second where both are."""
-
-GPU_WARPS = 8
-"""Warps of a program there, 32 threads each: with 4 the same tile spills at width 128."""
+"""Smaller ones: the first where heads are wider than 64 and dropout draws for each pair, or the score looks up an entry
+of an array for each pair, and where a derivative pass of narrower ones has such a score; the second where both are."""
 
 GPU_STAGES = 2
-"""Tiles whose loads are under way at a time there: one, while another is worked on."""
+"""Tiles whose loads are under way at a time there: one, while another is worked on. The forward pass of 16 bits has one
+more, which saves it 6 % on an H200."""
+
+
+def gpu_warps(q_tile: int, k_tile: int, *, busy: bool) -> int:
+    """Warps of a program there, 32 threads each.
+
+    On an H200 eight take 1.5 to 3 times as long as four with the same tile of up to 64 × 64. `busy`: where dropout
+    draws for each pair or the score looks up an entry for each, four have too few registers.
+    """
+    return 8 if busy or q_tile * k_tile > 64 * 64 else 4
+
 
 GPU_TILE_SIZES = (16, 32, 64, 128)
 """Tiles that a caller may choose there: Triton takes powers of two, and a product of matrices has 16 rows at least."""
@@ -163,20 +184,23 @@ vector memory, and a tile that is masked costs products as wide as the table."""
 
 
 def kernel_tile_sizes(
-    T: int, S: int, platform: str, *, kernel: str, width: int, draws: bool, gathers: bool
+    T: int, S: int, platform: str, *, kernel: str, width: int, half: bool, draws: bool, gathers: bool
 ) -> tuple[int, int]:
     """How many queries and how many keys make a tile of a kernel: as few tiles as `KERNEL_TILE` allows, evenly.
 
     Args:
       kernel: its name.
       width: of the widest of q, k and v.
+      half: whether they are all of 16 bits.
       draws: whether it draws what dropout keeps.
       gathers: whether its score looks up an entry of an array for each pair.
     """
     if platform == "gpu":
         wide = width > 64
+        if not (draws or gathers):
+            return GPU_TILES[kernel][not half][wide]
         smaller = (draws and wide) + (gathers and (wide or kernel != "jattn_forward"))
-        return (GPU_TILES[kernel][wide], *GPU_SMALL_TILES)[smaller]
+        return (GPU_BUSY_TILES[kernel][wide], *GPU_SMALL_TILES)[smaller]
     most = KERNEL_DROPOUT_TILE if draws else KERNEL_TILE
     q, k = (LANES * math.ceil(n / math.ceil(n / most) / LANES) for n in (T, S))
     return q, k

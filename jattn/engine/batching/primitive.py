@@ -1,5 +1,6 @@
 """The primitive of a batched call, the functions that it calls, and how it becomes a program."""
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jattn._jax import ManualAxisType, Primitive, asks_for_devices, mlir
+from jattn._jax import ManualAxisType, Primitive, about_triton, asks_for_devices, mlir
 from jattn._numerics import match_varying_axes
 from jattn.engine.batching.partition import BatchLevels, partitioned
 
@@ -35,6 +36,10 @@ class BatchedFunction:
         Asked wherever a call is traced: a class that knows the answer spares a trace of the whole function.
         """
         return _traced_types(self, *types)
+
+    def before_sums(self) -> "BatchedFunction":
+        """The same function, whose results are summed over examples and rounded after that."""
+        return self
 
     @property
     def working_set_bytes(self) -> int | None:
@@ -80,16 +85,17 @@ class BatchedFunction:
         """The names of the outputs for policies of `jax.checkpoint`; empty where they have none."""
         return ()
 
-    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> "Kernel | None":
+    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any], *, exported: bool) -> "Kernel | None":
         """The function over all `levels` as kernels of a platform; None where it runs as loops.
 
-        A `FiniteKernel` is one for finite operands alone.
+        A `FiniteKernel` is one for finite operands alone. `exported`: whether the program is to be read again.
         Raises where the caller asked for a kernel and there is none.
         """
-        return None if self.choose_kernel is None else self.choose_kernel(platform, levels, avals)
+        choose = self.choose_kernel
+        return None if choose is None else choose(platform, levels, avals, exported=exported)
 
     choose_kernel: ClassVar[Callable[..., Any] | None] = None
-    """choose(platform, levels, avals), which `has_kernels` declares."""
+    """choose(platform, levels, avals, exported=...), which `has_kernels` declares."""
 
     def __call__(self, *xs: jax.Array) -> list[jax.Array]:
         """The function. Each class has its own."""
@@ -158,7 +164,7 @@ Kernel: TypeAlias = Callable[..., list[jax.Array]] | FiniteKernel
 
 
 def has_kernels(kind: type[BatchedFunction], choose: Callable[..., Any]) -> None:
-    """Declares how functions of a kind find their kernels: choose(function, platform, levels, avals)."""
+    """Declares how functions of a kind find their kernels: choose(function, platform, levels, avals, exported=...)."""
     kind.choose_kernel = choose
 
 
@@ -275,7 +281,8 @@ def lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
         avals_in, avals_out = (list(map(_unbatched_type, avals)) for avals in (ctx.avals_in, ctx.avals_out))
         ctx = ctx.replace(avals_in=avals_in, avals_out=avals_out)
     levels = fun.batch_levels(len(xs), len(ctx.avals_out))
-    whole = fun.kernel(platform, levels, ctx.avals_in)
+    exported = ctx.module_context.lowering_parameters.for_export
+    whole = fun.kernel(platform, levels, ctx.avals_in, exported=exported)
 
     def of_sizes(*sizes: int) -> Any:
         """The function of so many examples: all of them, or the share of one device."""
@@ -284,7 +291,8 @@ def lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
             return partial(_evaluate, share) if whole is None else partial(_run_kernel, whole, share)
 
         def run(*xs: Any) -> list[jax.Array]:
-            kernel = share.kernel(platform, levels._replace(sizes=sizes), [jax.typeof(x) for x in xs])
+            avals = [jax.typeof(x) for x in xs]
+            kernel = share.kernel(platform, levels._replace(sizes=sizes), avals, exported=exported)
             return _evaluate(share, *xs) if kernel is None else _run_kernel(kernel, share, *xs)
 
         return run
@@ -292,7 +300,8 @@ def lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
     run = of_sizes(*levels.sizes)
     if levels.sizes and not fun.collective:
         run = partitioned(of_sizes, levels, ctx.module_context)
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
+    with about_triton() if whole is not None and platform == "gpu" else contextlib.nullcontext():
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *xs)
 
 
 batched_call_p.def_abstract_eval(abstract)

@@ -104,11 +104,11 @@ class Vmapped(BatchedFunction):
     def output_types(self, *types: Any) -> list[Any]:
         return [
             y if summed else jax.ShapeDtypeStruct((self.size, *y.shape), y.dtype)
-            for y, summed in zip(self._output_types_of_one(types), self.summed, strict=True)
+            for y, summed in zip(self._output_types_of_one(self.fun, types), self.summed, strict=True)
         ]
 
-    def _output_types_of_one(self, types: Sequence[Any]) -> list[Any]:
-        return self.fun.output_types(*(example_type(x) if m else x for x, m in zip(types, self.mapped, strict=True)))
+    def _output_types_of_one(self, fun: BatchedFunction, types: Sequence[Any]) -> list[Any]:
+        return fun.output_types(*(example_type(x) if m else x for x, m in zip(types, self.mapped, strict=True)))
 
     @property
     def read_in_place(self) -> frozenset[int]:
@@ -138,6 +138,9 @@ class Vmapped(BatchedFunction):
 
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, fun=self.fun.for_platform(platform))
+
+    def before_sums(self) -> BatchedFunction:
+        return dataclasses.replace(self, fun=self.fun.before_sums())
 
     def for_finite(self, examples: int = 1) -> ForFinite | None:
         finite = self.fun.for_finite(self.size * examples)
@@ -180,13 +183,13 @@ class Vmapped(BatchedFunction):
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return self.fun.examples_diverge(mapped)
 
-    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Kernel | None:
-        return self.fun.kernel(platform, levels, avals)
+    def kernel(self, platform: str, levels: BatchLevels, avals: Sequence[Any], *, exported: bool) -> Kernel | None:
+        return self.fun.kernel(platform, levels, avals, exported=exported)
 
     def __call__(self, *xs: Operand) -> list[jax.Array]:
         inner = self.fun
         if not isinstance(inner, Vmapped) or (self.mapped, self.summed) != (inner.mapped, inner.summed):
-            return self._in_groups(inner, xs, self._in_place)
+            return self._in_groups(self._before_sums, xs, self._in_place)
         # Batch and heads as one axis: a loop in a loop costs more than one.
         size = self.size * inner.size
         whole = dataclasses.replace(inner, size=size)
@@ -195,7 +198,11 @@ class Vmapped(BatchedFunction):
         return [y if s else y.reshape(*stacked, *y.shape[1:]) for y, s in zip(ys, self.summed, strict=True)]
 
     def transposable(self, *xs: jax.Array) -> list[jax.Array]:
-        return self._in_groups(jax.checkpoint(self.fun.transposable), xs)
+        return self._in_groups(jax.checkpoint(self._before_sums.transposable), xs)
+
+    @property
+    def _before_sums(self) -> BatchedFunction:
+        return self.fun.before_sums() if any(self.summed) else self.fun
 
     @property
     def constant_outputs(self) -> frozenset[int]:
@@ -234,6 +241,8 @@ class Vmapped(BatchedFunction):
         return Vmapped(fun, kept + cts, self.size, tuple(not self.mapped[i] for i in argnums))
 
     def _in_groups(self, fun: Any, xs: Leaves, in_place: frozenset[int] = frozenset()) -> list[jax.Array]:
+        # Asked where something is summed alone: the answer may take a trace.
+        types = self._output_types_of_one(self.fun, list(map(_type_of, xs))) if any(self.summed) else None
         shared = [x for x, mapped in zip(xs, self.mapped, strict=True) if not mapped]
         places = tuple(i for i, mapped in enumerate(self.mapped) if mapped)
         # Of what is read in place, each example gets its number.
@@ -242,7 +251,9 @@ class Vmapped(BatchedFunction):
         def run_one(*one: jax.Array) -> list[jax.Array]:
             own = [Example(xs[i], x) if i in in_place else x for i, x in zip(places, one, strict=True)]
             found: list[jax.Array] = fun(*insert(shared, places, own))
-            return found
+            if types is None:
+                return found
+            return [x if s else x.astype(y.dtype) for x, y, s in zip(found, types, self.summed, strict=True)]
 
         def run_group(examples: Leaves) -> list[jax.Array]:
             if examples[0].shape[0] == 1:
@@ -257,8 +268,6 @@ class Vmapped(BatchedFunction):
             """Sums of half precision are rounded once, and not at every group."""
             return y.astype(jnp.float32) if is_half(y) else y
 
-        # Asked where something is summed alone: the answer may take a trace.
-        types = self._output_types_of_one(list(map(_type_of, xs))) if any(self.summed) else [None] * len(self.summed)
         groups, rest = (1, 0) if self.group == self.size else divmod(self.size, self.group)
         total: list[jax.Array] = []
         stacked: list[jax.Array] = []
@@ -269,7 +278,8 @@ class Vmapped(BatchedFunction):
                 more, ys = add_up(run_group(group))
                 return [a + b for a, b in zip(total, more, strict=True)], ys
 
-            zeros = [wide(jnp.zeros(y.shape, y.dtype)) for y, summed in zip(types, self.summed, strict=True) if summed]
+            parts = [] if types is None else self._output_types_of_one(self._before_sums, list(map(_type_of, xs)))
+            zeros = [wide(jnp.zeros(y.shape, y.dtype)) for y, s in zip(parts, self.summed, strict=False) if s]
             total, ys = jax.lax.scan(step, zeros, grouped)
             stacked = [y.reshape(groups * self.group, *y.shape[2:]) for y in ys]
         else:
@@ -278,6 +288,8 @@ class Vmapped(BatchedFunction):
             more, ys = add_up(run_group([x[-rest:] for x in examples]))
             total = [a + b for a, b in zip(total, more, strict=True)]
             stacked = [jnp.concatenate(pair) for pair in zip(stacked, ys, strict=True)]
+        if types is None:
+            return stacked
         sums, stacks = iter(total), iter(stacked)
         pairs = zip(types, self.summed, strict=True)
         return [next(sums).astype(y.dtype) if summed else next(stacks) for y, summed in pairs]

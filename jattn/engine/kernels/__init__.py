@@ -11,8 +11,9 @@ gpu        a kernel as a program of an NVIDIA GPU (Pallas, Triton)
 support    what has a kernel on which platform, and in words why what has none has none
 report     how each pass in a program would run on a platform
 
-Compiled for TPU v5e, v5p and v6e and for an H200 by their compilers and interpreted on CPUs; run on none of them yet.
-A kernel of the TPU is taken where there is one, a kernel of the GPU where implementation='kernel' asks for it.
+Compiled for TPU v5e, v5p and v6e and for an H200 by their compilers, interpreted on CPUs, and run on an H200; on no
+TPU yet. A kernel is taken where there is one: of the TPU on each, of the GPU on those that it was run on (compute
+capability 9) and on others where implementation='kernel' asks for it.
 """
 
 import importlib
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def choose_kernel(
-    fun: "PlannedFunction", platform: str, levels: "BatchLevels", avals: Sequence[Any]
+    fun: "PlannedFunction", platform: str, levels: "BatchLevels", avals: Sequence[Any], *, exported: bool
 ) -> "Kernel | None":
     """The pass over all its heads as kernels, or None where it runs as loops (`support.choose`).
 
@@ -37,5 +38,5 @@ def choose_kernel(
         return None
     with jax.ensure_compile_time_eval():  # the call may be traced: what a module computes of its own is not
         support = importlib.import_module("jattn.engine.kernels.support")
-    kernel: Kernel | None = support.choose(fun, platform, levels, avals)
+    kernel: Kernel | None = support.choose(fun, platform, levels, avals, exported=exported)
     return kernel

@@ -2,7 +2,8 @@
 
 Each program of the grid has one outer tile, and loops over the inner tiles that it visits: first those without a mask,
 then those with one, from a table that lists them. The carry of the fold are values of that loop, held in registers.
-Products are on tensor cores, in TF32; jax.default_matmul_precision("highest") makes them float32, and slow.
+Products are on tensor cores: of two factors in 16 bits exactly, of one in two parts (`tile.dot`), of float32 in TF32;
+jax.default_matmul_precision("highest") makes them float32, and slow.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import numpy as np
 
 from jattn._jax import ManualAxisType, triton
 from jattn._jax import pallas as pl
-from jattn._numerics import in_kernel, nonfinite_rows
+from jattn._numerics import in_kernel, is_half, nonfinite_rows
 from jattn._values import Table
 from jattn.engine import tuning
 from jattn.engine.kernels.layout import Kernel, Leaf
@@ -130,10 +131,18 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
             name=kernel.name,
             grid=grid.steps[:2],
             out_shape=[jax.ShapeDtypeStruct((grid.steps[0], *y.shape), y.dtype, **local) for y in kernel.outputs],
-            compiler_params=triton.CompilerParams(tuning.GPU_WARPS, tuning.GPU_STAGES),
+            compiler_params=triton.CompilerParams(*_warps_and_stages(kernel)),
             interpret=interpret,
         )(visits.order, visits.full, visits.visited, visits.nonfinite, *(x.array for x in leaves))
     )
+
+
+def _warps_and_stages(kernel: Kernel) -> tuple[int, int]:
+    call = kernel.call
+    looks_up = any(leaf.role.startswith("n") for leaf in call.x.captured)
+    warps = tuning.gpu_warps(call.plan.q_tile, call.plan.k_tile, busy=call.x.dropout is not None or looks_up)
+    more = kernel.name == "jattn_forward" and all(is_half(x.array) for x in (call.x.q, call.x.k, call.x.v))
+    return warps, tuning.GPU_STAGES + more
 
 
 def _is_fixed(kernel: Kernel, leaf: Leaf) -> bool:
@@ -168,6 +177,8 @@ class InMemory(Table):
     index: Any
     rest: tuple[Any, ...]
     """What is read along the last axis, where there is no index for it."""
+    transposed: bool
+    """Whether what a query has is a row of the tile, and not a column."""
     dtype: Any = None
 
     @property
@@ -186,21 +197,22 @@ class InMemory(Table):
         if self.leaf.role == "nq":
             at = pl.ds(at, 1)
         value = self.ref[(self.index, *(at if isinstance(at, tuple) else (at,)), *self.rest)]
+        value = value if self.leaf.role != "nq" or self.transposed else value.T
         if self.leaf.boolean:
             return value != 0
         return value if self.dtype is None else value.astype(self.dtype)
 
 
 def _read(kernel: Kernel, leaf: Leaf, ref: Any, index: Any, i: Any, j: Any) -> Any:
-    """The block of a leaf, laid along its axes of a transposed tile; of a table, what reads it."""
+    """The block of a leaf, laid along its axes of a tile; of a table, what reads it."""
     if leaf.role == "":
         value = ref[index]
         return value != 0 if leaf.boolean else value
     at = _slices(kernel, leaf.role, leaf.array.shape[1:], i, j)
     if leaf.role.startswith("n"):
         rest: dict[str, tuple[Any, ...]] = {"nm": (), "n1": (jnp.int32(0),), "nq": at[1:]}
-        return InMemory(leaf, ref, index, rest[leaf.role])
+        return InMemory(leaf, ref, index, rest[leaf.role], kernel.call.transposed)
     value = ref[(index, *at)]
     value = value.astype(jnp.int32) if leaf.boolean else value
-    value = value.T if leaf.role in ("k", "qk") else value
+    value = value.T if leaf.role in (("k", "qk") if kernel.call.transposed else ("q",)) else value
     return value != 0 if leaf.boolean else value

@@ -1,8 +1,9 @@
 """The operands of all heads in blocks by their roles, and what a kernel is made of.
 
-A tile of a kernel is transposed: keys down and queries across. What belongs to a query is a row [1, q], to a key a
-column [k, 1], to neither a scalar. An operand that lacks some levels of a batch, such as the keys of grouped heads, is
-found by its index and never repeated.
+A tile of a kernel is transposed, keys down and queries across: what belongs to a query is a row [1, q], to a key a
+column [k, 1], to neither a scalar. In the passes that sum over keys a GPU has it the other way round
+(`Call.transposed`). An operand that lacks some levels of a batch, such as the keys of grouped heads, is found by its
+index and never repeated.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn._numerics import nonfinite_rows
+from jattn._numerics import is_half, nonfinite_rows
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
 from jattn.engine.kernels.distances import distances, in_order, over_diagonals
@@ -40,8 +41,10 @@ class Leaf:
 class Call:
     """The operands of a pass over all heads, in the form that its kernels take."""
 
-    def __init__(self, plan: Plan, tree: Any, levels: BatchLevels, xs: Sequence[Operand]):
+    def __init__(self, plan: Plan, tree: Any, levels: BatchLevels, xs: Sequence[Operand], *, over_keys: bool = False):
         self.plan: Plan = plan
+        # A row of a tile lies in one warp of a GPU: sums over keys are then made without shared memory.
+        self.transposed: bool = not (over_keys and plan.platform == "gpu")
         self.sizes: tuple[int, ...] = levels.sizes
         n = tree.num_leaves
         leaves = [
@@ -235,19 +238,24 @@ class Call:
 
     def tile(self, x: Operands, i: Any, j: Any) -> Tile:
         """The tile (i, j), of blocks that were read."""
-        plan, shape = self.plan, (self.plan.k_tile, self.plan.q_tile)
+        plan, of_q = self.plan, int(self.transposed)
+        shape = (plan.k_tile, plan.q_tile) if self.transposed else (plan.q_tile, plan.k_tile)
 
-        def axis(n: Any, size: int, across: int, positions: Any) -> TileAxis:
-            numbers = n * size + jax.lax.broadcasted_iota(jnp.int32, shape, across)
+        def axis(n: Any, size: int, along: int, positions: Any) -> TileAxis:
+            numbers = n * size + jax.lax.broadcasted_iota(jnp.int32, shape, along)
             return TileAxis(numbers, numbers if positions is None else jnp.broadcast_to(positions, shape))
 
         def wide(a: Any) -> Any:
             return None if a is None else a.astype(plan.dtype)
 
+        def factor(a: Any) -> Any:
+            return a if a is not None and plan.platform == "gpu" and is_half(a) else wide(a)
+
         dropout = None
         if x.dropout is not None:
             words, rate = x.dropout
-            dropout = threefry.kept(words, 1 - rate, (i * plan.q_tile, j * plan.k_tile), shape), rate
+            first, sizes = (i * plan.q_tile, j * plan.k_tile), (plan.q_tile, plan.k_tile)
+            dropout = threefry.kept(words, 1 - rate, first, sizes, transposed=self.transposed), rate
 
         def over_tile(leaf: Leaf, a: Any) -> Any:
             if leaf.role == "o":
@@ -256,15 +264,15 @@ class Call:
 
         mask = None if x.mask is None else jax.tree.map(over_tile, self.x.mask, x.mask)
         return Tile(
-            q=wide(x.q),
-            k=wide(x.k),
-            v=wide(x.v),
+            q=factor(x.q),
+            k=factor(x.k),
+            v=factor(x.v),
             bias=wide(x.bias),
             scale=wide(x.scale),
             captured=tuple(starmap(self.of_offsets, zip(x.captured, self.x.captured, strict=True))),
             mask=mask,
-            q_axis=axis(i, plan.q_tile, 1, x.q_positions),
-            k_axis=axis(j, plan.k_tile, 0, x.k_positions),
+            q_axis=axis(i, plan.q_tile, of_q, x.q_positions),
+            k_axis=axis(j, plan.k_tile, 1 - of_q, x.k_positions),
             dropout=dropout,
         )
 

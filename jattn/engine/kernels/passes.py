@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, finite_or_zero, zero_nonfinite_rows
+from jattn._numerics import below, finite_or_zero, is_half, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
@@ -42,8 +42,9 @@ def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
         score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
         width, draws = max(x.q.shape[-1], x.v.shape[-1]), x.dropout is not None
         gathers = bool(score.tables) if isinstance(score, SeparatedScore) else any(c.ndim for c in x.captured)
+        half = all(map(is_half, (x.q, x.k, x.v)))
         q_tile, k_tile = tuning.kernel_tile_sizes(
-            plan.T, plan.S, plan.platform, kernel=kernel, width=width, draws=draws, gathers=gathers
+            plan.T, plan.S, plan.platform, kernel=kernel, width=width, half=half, draws=draws, gathers=gathers
         )
         plan = dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile)
     return dataclasses.replace(plan, score=kernel_score(plan, x))
@@ -59,28 +60,31 @@ def plan_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand], ke
 
 def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out, m, log_sum) of all heads."""
-    call = Call(plan_of(fun, levels, xs, FORWARD), fun.tree, levels, xs)
+    call = Call(plan_of(fun, levels, xs, FORWARD), fun.tree, levels, xs, over_keys=True)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
+    across = {"transposed": call.transposed}
+    shapes = [(1, nq), (1, nq), (Dv, nq)] if call.transposed else [(nq,), (nq,), (nq, Dv)]
 
     def start(x: Operands) -> Carry:
-        return SoftmaxState.start(x.sink, (1, nq), Dv, plan.dtype, transposed=True)
+        sink = x.sink if x.sink is None or x.sink.ndim == 0 else x.sink.reshape(shapes[0])
+        return SoftmaxState.start(sink, shapes[0], Dv, plan.dtype, **across)
 
     def visit(x: Operands, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
         tile, state = call.tile(x, i, j), SoftmaxState(*carry)
         if masked:
-            return forward_masked_tile(plan, state, tile, transposed=True), ()
+            return forward_masked_tile(plan, state, tile, **across), ()
         # A tile with a non-finite row is visited as a masked one.
-        return forward_full_tile(plan, state, tile, lambda products: None, transposed=True), ()
+        return forward_full_tile(plan, state, tile, lambda products: None, **across), ()
 
     def finish(carry: Carry) -> Carry:
-        out, m, log_sum = SoftmaxState(*carry).finish(transposed=True)
+        out, m, log_sum = SoftmaxState(*carry).finish(**across)
         # The maximum of a GPU passes over NaN, and the sum does not.
-        return (out + jnp.sum(out * 0, 0, keepdims=True)).T, m + log_sum * 0, log_sum
+        out += jnp.sum(out * 0, 0 if call.transposed else 1, keepdims=True)
+        return out.T if call.transposed else out, *(row.reshape(1, nq) for row in (m + log_sum * 0, log_sum))
 
     row = Output((1, T), "q", plan.dtype)
     outputs = [Output((T, Dv), "qd", plan.dtype), row, row]
     grid = Grid(plan, call.sizes, call.every, keys_outer=False)
-    shapes = [(1, nq), (1, nq), (Dv, nq)]
     out, m, log_sum = run(Kernel(FORWARD, call, grid, call.x, outputs, shapes, start, visit, finish))
     ys = out[:, : plan.T], m[:, 0, : plan.T], log_sum[:, 0, : plan.T]
     return [call.gather(y, call.every, own) for y, own in zip(ys, levels.outputs, strict=True)]
@@ -126,30 +130,34 @@ def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: An
     allowed = tiles.tile_mask(call.plan, tile) if masked else None
     v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked else (tile.v, None)
     m, log_sum = rows
-    factors = tiles.dropout_factors(call.plan, tile, transposed=True)
-    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, factors, v, v_nonfinite)
+    factors = tiles.dropout_factors(call.plan, tile, transposed=call.transposed)
+    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, factors, v, v_nonfinite, call.transposed)
 
 
 def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out_dot, lse_dot) of all heads."""
-    call = Call(plan_of(fun, levels, xs, TANGENT), fun.tree, levels, xs)
+    call = Call(plan_of(fun, levels, xs, TANGENT), fun.tree, levels, xs, over_keys=True)
     plan, saved = call.plan, Saved.of(call)
     raw_dot = select_active(fun.tree, fun.argnums, call.more[3:])
     # The tangent of the sink is a matter of whole rows.
     in_kernel = raw_dot._replace(sink=None, dropout=None, captured=call.values_dot(raw_dot.captured))
     operands = (call.x, saved.rows, call.in_blocks(in_kernel))
     nq, T, Dv = plan.q_tile, plan.q_rows, saved.out.shape[-1]
+    shapes = [(Dv, nq), (1, nq)] if call.transposed else [(nq, Dv), (nq,)]
 
     def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
         x, rows, x_dot = operands
         a, lse_dot = tangent_tile(plan, recomputed(call, x, rows, i, j, masked), call.tile(x_dot, i, j))
-        return add(carry, (a, lse_dot[None, :])), ()
+        return add(carry, (a, lse_dot.reshape(shapes[1]))), ()
+
+    def finish(carry: Carry) -> Carry:
+        a, lse_dot = carry
+        return a.T if call.transposed else a, lse_dot.reshape(1, nq)
 
     outputs = [Output((T, Dv), "qd", plan.dtype), Output((1, T), "q", plan.dtype)]
     grid = Grid(plan, call.sizes, call.every, keys_outer=False)
-    shapes = [(Dv, nq), (1, nq)]
     start = zeros(shapes, plan.dtype)
-    kernel = Kernel(TANGENT, call, grid, operands, outputs, shapes, start, visit, lambda carry: (carry[0].T, carry[1]))
+    kernel = Kernel(TANGENT, call, grid, operands, outputs, shapes, start, visit, finish)
     a, lse_dot = run(kernel)
     a = a[:, : plan.T].reshape(*call.sizes, plan.T, Dv)
     lse_dot = lse_dot[:, 0, : plan.T].reshape(*call.sizes, plan.T)
@@ -238,7 +246,8 @@ class Pullback:
         )
         w = w._replace(tile=w.tile._replace(captured=captured))
         if active.scale is not None:
-            w = w._replace(tile=w.tile._replace(q=w.tile.q * w.tile.scale, scale=jnp.float32(1)))
+            scaled = w.tile.q.astype(self.call.plan.dtype) * w.tile.scale
+            w = w._replace(tile=w.tile._replace(q=scaled, scale=jnp.float32(1)))
         return backward_tile(self.call.plan, w, active._replace(scale=None), dout, g)
 
     def sides(self, active: Operands) -> tuple[Operands, Operands]:

@@ -29,8 +29,9 @@ class Implementation(NamedTuple):
 def implementations(f: Callable[..., object], *args: object, platform: str | None = None) -> tuple[Implementation, ...]:
     """How each pass of attention that a function contains runs on a platform: as kernels, or as loops and why.
 
-    Nothing runs and no device is needed: the answer is that of structure, dtypes and sizes. Any transform may stand
-    around attention: `implementations(jax.grad(loss), q, k, v, platform="tpu")`.
+    Nothing runs and no device is needed: the answer is that of structure, dtypes and sizes, and for a GPU, where no
+    kernel is asked for, of whether it is one that they were run on. Any transform may stand around attention:
+    `implementations(jax.grad(loss), q, k, v, platform="tpu")`.
 
     Args:
       f: a function that jax.jit can take.

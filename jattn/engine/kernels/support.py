@@ -1,13 +1,12 @@
 """What has a kernel on which platform, and in words why what has none has none.
 
-The answer depends on structure, dtypes and sizes alone, never on the devices that are there.
+The answer depends on structure, dtypes and sizes; and for a GPU on whether it is one that the kernels were run on.
 """
 
 import dataclasses
 import importlib
 import logging
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +16,7 @@ import jax
 import numpy as np
 
 from jattn import _errors
-from jattn._jax import gpu_is_known
+from jattn._jax import about_triton, gpu_generation, gpu_is_known
 from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, Kernel
@@ -48,7 +47,9 @@ INTERPRETED = "tpu"
 logger: logging.Logger = logging.getLogger("jattn")
 
 
-def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any]) -> Kernel | None:
+def choose(
+    fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequence[Any], *, exported: bool = False
+) -> Kernel | None:
     """The pass over all its heads as kernels, or None where it runs as loops, as `implementation` allows."""
     implementation = fun.plan.implementation
     if implementation == "loops":
@@ -56,7 +57,7 @@ def choose(fun: PlannedFunction, platform: str, levels: BatchLevels, avals: Sequ
     fun = for_kernels(fun, platform)
     if implementation == "cudnn" and isinstance(fun, Tangent):
         return None  # cuDNN has none: tangents are loops beside it
-    reason = refusal(fun, levels, avals)
+    reason = refusal(fun, levels, avals, exported=exported)
     if reason is None and implementation == "cudnn":
         return cudnn.kernel(fun, levels)
     if reason is None:
@@ -96,12 +97,13 @@ def in_whole_tiles(plan: Plan) -> Plan:
     return dataclasses.replace(plan, q_tile=of_kernels(plan.q_tile, plan.T), k_tile=of_kernels(plan.k_tile, plan.S))
 
 
-def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> str | None:
+def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any], *, exported: bool = False) -> str | None:
     """Why there is no kernel for a pass on the platform that it is planned for, in words; None if there is one.
 
     Args:
       levels: how it is mapped.
       avals: the types of its operands, with the axes of all levels.
+      exported: whether the program is to be read again, perhaps by another JAX.
     """
     platform = fun.platform
     if fun.plan.implementation == "cudnn":
@@ -117,11 +119,18 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> 
     if found is None and isinstance(fun, DerivativePass):
         found = of_table_derivative(fun, x)
     if found is None and platform == "gpu" and plan.implementation is None:
-        # jax.export refuses a program with a call of Triton: JAX does not promise to read it again.
-        return "the GPU kernel is taken only where implementation='kernel' asks for it"
+        if exported:  # jax.export refuses it
+            return "JAX does not promise to read a kernel of the GPU again, which is what an export is for"
+        if plan.tile_given:  # a large one may not fit
+            return "of a given tile the GPU kernel is taken where implementation='kernel' asks for it"
+        if gpu_generation() != tuning.GPU_GENERATION:
+            capability = f"an NVIDIA GPU of compute capability {tuning.GPU_GENERATION}"
+            return f"the GPU kernel was run on {capability}; elsewhere implementation='kernel' asks for it"
     unknown = platform == "gpu" and not gpu_is_known()
     if found is None and unknown and plan.implementation != "interpret":
-        return "from jax 0.11 on Pallas writes a kernel for a GPU that is there, and there is none"
+        return (
+            "Pallas writes a kernel with Triton, from jax 0.11 on for a GPU that is there, and one of them is missing"
+        )
     if found is None and not unknown and of_user(plan.score, x.mask):
         found = of_lowering(fun, levels, tuple((a.shape, a.dtype) for a in avals))
     return found
@@ -303,8 +312,7 @@ def of_lowering(fun: PlannedFunction, levels: BatchLevels, avals: tuple[Any, ...
     """Why what the user wrote cannot be lowered in a kernel, found by trying; logged at debug level."""
     kernel = jax.jit(partial(PASSES[type(fun)], fun, levels, partial(_run_on(fun.platform), interpret=False)))
     try:
-        with warnings.catch_warnings():  # which say nothing of what the user wrote
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with about_triton():
             kernel.trace(*(jax.ShapeDtypeStruct(*a) for a in avals)).lower(lowering_platforms=(LOWERED[fun.platform],))
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -30,24 +30,36 @@ def hashed(key: Words, counter: jax.Array) -> Words:
     return a, b
 
 
-def kept(key: Words, share: jax.Array, first: tuple[jax.Array, jax.Array], shape: tuple[int, int]) -> jax.Array:
-    """Which pairs of a transposed tile are kept.
+def kept(
+    key: Words, share: jax.Array, first: tuple[jax.Array, jax.Array], shape: tuple[int, int], *, transposed: bool
+) -> jax.Array:
+    """Which pairs of a tile are kept, [queries, keys], or transposed.
 
         bernoulli(fold_in(fold_in(key, t // 16), s // 16), share, (16, 16))[t % 16, s % 16]
 
     Args:
       share: of pairs that are kept, in float32.
       first: the numbers of the first query and of the first key, multiples of `DROPOUT_CELL`.
-      shape: keys and queries, whole cells of keys.
+      shape: queries and keys, whole cells of keys.
     """
-    (q, k), (keys, queries), cell = first, shape, jnp.int32(DROPOUT_CELL)
-    t = q + jax.lax.broadcasted_iota(jnp.int32, (1, queries), 1)
-    s = jax.lax.broadcasted_iota(jnp.int32, (keys, 1), 0)
-    cells = jax.lax.div(k, cell) + jax.lax.broadcasted_iota(jnp.int32, (keys // DROPOUT_CELL, 1), 0)
-    high, low = (
-        jnp.broadcast_to(word[:, None, :], (word.shape[0], DROPOUT_CELL, queries)).reshape(shape)
-        for word in hashed(hashed(key, jax.lax.div(t, cell)), cells)
-    )
+    (q, k), (queries, keys), cell = first, shape, jnp.int32(DROPOUT_CELL)
+
+    def along(n: int, of_keys: bool) -> jax.Array:
+        across = of_keys != transposed
+        return jax.lax.broadcasted_iota(jnp.int32, (1, n) if across else (n, 1), int(across))
+
+    t, s = q + along(queries, False), along(keys, True)
+    cells = jax.lax.div(k, cell) + along(keys // DROPOUT_CELL, True)
+    axis, (down, across) = (1, (keys, queries)) if transposed else (2, (queries, keys))
+
+    def of_cell(word: jax.Array) -> jax.Array:
+        """Each entry once for all keys of its cell."""
+        apart = jnp.expand_dims(word, axis)
+        shape = [*apart.shape]
+        shape[axis] = DROPOUT_CELL
+        return jnp.broadcast_to(apart, shape).reshape(down, across)
+
+    high, low = map(of_cell, hashed(hashed(key, jax.lax.div(t, cell)), cells))
     a, b = hashed((high, low), jax.lax.rem(t, cell) * cell + jax.lax.rem(s, cell))
     # The 23 leading bits are the fraction of a uniform number, as jax.random.uniform has it in float32.
     return jax.lax.shift_right_logical(a ^ b, np.int32(9)).astype(jnp.float32) * 2**-23 < share
