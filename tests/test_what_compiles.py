@@ -138,6 +138,8 @@ def test_a_product_beside_the_tensor_cores_is_seen_in_the_assembly():
         "  fma.rn.f32 %r2", "  fma.rn.f32 %r2, %r3, %r4, %r5;\n" * compilers.PRODUCT + "  fma.rn.f32 %r2"
     )
     assert compilers.on_tensor_cores(some) == {"jattn_forward": False}
+    of_tanh = some.replace("  wgmma", "  ex2.approx.ftz.f32 %r6, %r7;\n" * (compilers.PRODUCT // 5) + "  wgmma", 1)
+    assert compilers.on_tensor_cores(of_tanh) == {"jattn_forward": True}
     none = PTX.replace("wgmma.mma_async.sync", "wgmma.fence.sync")
     assert compilers.on_tensor_cores(none) == {"jattn_forward": False}
 
