@@ -166,6 +166,35 @@ def test_of_16_bits_every_result_is_rounded_once_at_the_end(dtype, interpreted):
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize(
+    "dtypes", [("bfloat16", "float32", "float16"), ("float32", "bfloat16", "bfloat16")], ids=" ".join
+)
+def test_operands_of_unlike_dtypes_are_those_of_the_loops(dtypes, interpreted):
+    shapes = (T, D), (S, D), (S, Dv)
+    x = [
+        jnp.asarray(normal(*shape, seed=i), dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+    ]
+    dout = jnp.asarray(np.cos(np.arange(T * Dv)).reshape(T, Dv), dtypes[2])
+
+    def of(how):
+        def f(*x):
+            return jattn.attention(*x, mask=masks.causal(), scale=0.3, tile=TILE, implementation=how, **AT)
+
+        @jax.jit
+        def every(*x):
+            out, pull = jax.vjp(f, *x)
+            return out, *pull(dout), jax.jvp(f, x, x)[1]
+
+        return every(*x)
+
+    for g, w in zip(of(HOW), of("loops"), strict=True):
+        assert g.dtype == w.dtype
+        rounding = float(jnp.finfo(g.dtype).eps) if g.dtype.itemsize < 4 else CLOSE
+        g, w = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        assert (np.abs(g - w) <= rounding * np.abs(w) + CLOSE * np.abs(w).max()).all()
+
+
+@pytest.mark.structure
 @pytest.mark.parametrize("ours", [True, False])
 def test_tables_that_differ_from_head_to_head_are_found_by_their_index(ours, interpreted):
     """Those of a score, of blocks, of chosen blocks and of functions, also in dk and dv, which visit all heads of a
