@@ -508,6 +508,10 @@ plant("in a kernel of the GPU, the part of a tile that is passed over left as it
 plant("in a kernel of the GPU, dk and dv in the tiles of dq", PASSES, "by_keys = pull if same else",
       "by_keys = pull if True else", "kernels_gpu.py::test_each_kernel_has_tiles_that_its_registers_hold[32]")
 
+plant("what heads share rounded before it is summed", "jattn/engine/plan.py",
+      "return self.dtype if self.summed and short else dtype", "return dtype",
+      "batching.py::test_the_cotangent_of_what_examples_share_is_summed_and_then_rounded")
+
 SUPPORT, LAYOUT = "jattn/engine/kernels/support.py", "jattn/engine/kernels/layout.py"
 ROUNDED = "kernels_gpu.py::test_of_16_bits_every_result_is_rounded_once_at_the_end[bfloat16]"
 plant("in a kernel of the GPU, weights rounded to 16 bits", TILE, "return high, (x - high.astype(x.dtype)).astype(",
