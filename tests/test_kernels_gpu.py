@@ -7,6 +7,8 @@ that pad all occur. That the kernels compile for a GPU is asked of its compiler 
 
 import dataclasses
 import functools
+import types
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from _inputs import normal
 from _kernels import CLOSE, KEY, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
 
 import jattn
-from jattn import masks, reference, scores
+from jattn import _jax, masks, reference, scores
 from jattn.engine import tuning
 from jattn.engine.kernels import gpu, support
 
@@ -31,7 +33,6 @@ LEARNED = normal(201, seed=9, dtype=np.float32)
 OF_PAIRS, SOME = jnp.asarray(normal(T, S, seed=3, dtype=np.float32)), jnp.asarray(TABLE)
 TRITON = "__gpu$xla.gpu.triton"
 HOW = "kernel" if jax.default_backend() == "gpu" else "interpret"
-pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 # From jax 0.11 on Pallas asks which GPU there is before it lowers a kernel for one.
 LOWERED = jax.__version_info__ < (0, 11) or jax.default_backend() == "gpu"
 is_lowered = pytest.mark.skipif(not LOWERED, reason="from jax 0.11 on a kernel is lowered for a GPU that is there")
@@ -258,6 +259,37 @@ def test_a_value_is_one_kernel_a_gradient_three_and_a_tangent_two(dtype):
     x = head(dtype=dtype)
     for n, program in programs(mask=masks.causal(), implementation="kernel").items():
         assert kernels_in(program, *x) == n
+
+
+@is_lowered
+def test_what_jax_says_of_triton_is_not_said_to_who_attends(monkeypatch):
+    """From jax 0.11 on it warns while a kernel is lowered; here the kernel does so itself."""
+    run = gpu.run
+
+    def warning(kernel, **how):
+        warnings.warn("The Pallas Triton backend is deprecated and will be removed", DeprecationWarning, stacklevel=2)
+        return run(kernel, **how)
+
+    monkeypatch.setattr(gpu, "run", warning)
+    jax.clear_caches()
+    assert kernels_in(asked, *head()) == 1  # every warning is an error here
+    with pytest.raises(DeprecationWarning):  # the control
+        warning(None)
+
+
+def test_where_pallas_has_no_triton_any_more_attention_runs_as_loops(monkeypatch):
+    monkeypatch.setattr(_jax, "ON_FIRST_USE", {**_jax.ON_FIRST_USE, "triton": "jax.experimental.pallas.gone"})
+    monkeypatch.setattr(support, "gpu_generation", lambda: 9)
+    (found,) = jattn.implementations(jattn.attention, *head(), platform="gpu")
+    assert not found.kernel
+    assert "one of them is missing" in found.reason
+
+
+@pytest.mark.parametrize(("said", "generation"), [("9.0", 9), ("12.1", 12), ("gfx90a", 0), (None, 0)])
+def test_the_generation_of_a_gpu_is_its_compute_capability(said, generation, monkeypatch):
+    device = types.SimpleNamespace() if said is None else types.SimpleNamespace(compute_capability=said)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert _jax.gpu_generation() == generation
 
 
 @is_lowered
