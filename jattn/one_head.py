@@ -194,8 +194,24 @@ def explain(
       >>> print((100 * steps.weights).round())  # river has 49 % of bank's attention
       [[49. 28. 24.]]
     """
-    q, k, v = arguments.qkv("explain", q, k, v)
-    options = arguments.one_head("explain", q, k, v, mask, score, bias, None, scale, q_positions, k_positions)
+    return every_step("explain", q, k, v, mask, score, bias, scale, q_positions, k_positions)
+
+
+def every_step(
+    caller: str,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    mask: Mask | ArrayLike | None = None,
+    score: ScoreModifier | None = None,
+    bias: ArrayLike | None = None,
+    scale: Numeric | None = None,
+    q_positions: ArrayLike | None = None,
+    k_positions: ArrayLike | None = None,
+) -> Steps:
+    """`explain`, for functions that errors are to name in its place."""
+    q, k, v = arguments.qkv(caller, q, k, v)
+    options = arguments.one_head(caller, q, k, v, mask, score, bias, None, scale, q_positions, k_positions)
     return reference.steps(q, k, v, **arguments.dense(q.shape[0], k.shape[0], options))[0]
 
 

@@ -126,6 +126,8 @@ HEADS = [
     (attend(per_head={"sink": ones(2)}), ValueError, "grouped: per_head must have one entry a head, H = 4, got per_head [2]. What all heads share goes beside it, as an option of its own."),
     (group(H=3), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [3, 13, 6] and k [2, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (group(Hkv=4), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [4, 13, 6] and k [4, 17, 6] and v [2, 17, 6]. {SHARE}"),
+    (lambda: heads.grouped(np.float32(1), ones(2, S, 6), ones(2, S, 6), dropout_rate=0.1, dropout_key=jax.random.key(0)), ValueError, "grouped: q must have the axes [H, T, D], got q []. No batch: map with jax.vmap."),
+    (group(dropout_rate=0.1, dropout_key=ones(2)), TypeError, "grouped: dropout_key must be one key, got dropout_key float32[2]. Pass a key of jax.random: dropout_key=jax.random.key(0)."),
     (lambda: heads.grouped(ones(T, 6), ones(2, S, 6), ones(2, S, 6)), ValueError, "grouped: q must have the axes [H, T, D], got q [13, 6]. No batch: map with jax.vmap."),
     (lambda: heads.latent_expanded(latent(), ones(T, 7), rope=rotary), ValueError, "latents: x [T, E] must be as wide as params take, got x [13, 7] and kv_down [8, 3]. Make params for this width: latent_init(key, width, ...)."),
     (scored(tokens=ones(T)), TypeError, "head_scores: tokens must be integer, got tokens float32[13]. A token is a number: pass whole numbers."),

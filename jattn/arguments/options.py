@@ -89,17 +89,23 @@ def dropout(caller: str, rate: Any, key: Any) -> tuple[jax.Array, jax.Array] | N
             "Give the share of weights to drop; 0 drops none.",
         )
         _errors.fail(ValueError, caller, must, remedy, dropout_rate=str(share))
-    remedy = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
     if key is None:
-        _errors.fail(
-            ValueError, caller, "dropout_key must be given where dropout_rate is not 0", remedy, dropout_key="None"
-        )
+        must = "dropout_key must be given where dropout_rate is not 0"
+        _errors.fail(ValueError, caller, must, KEY_REMEDY, dropout_key="None")
+    return one_key(caller, key), rate
+
+
+KEY_REMEDY = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
+
+
+def one_key(caller: str, key: Any) -> jax.Array:
+    """The dropout_key, of either style, as a key of the new style."""
     key = _errors.array(caller, "dropout_key", key)
     old_style = key.dtype == jnp.uint32 and key.ndim == 1
     if not (old_style or (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0)):
         got = {"dropout_key": f"{key.dtype}{_errors.shape(key)}"}
-        _errors.fail(TypeError, caller, "dropout_key must be one key", remedy, **got)
-    return (jax.random.wrap_key_data(key) if old_style else key), rate
+        _errors.fail(TypeError, caller, "dropout_key must be one key", KEY_REMEDY, **got)
+    return jax.random.wrap_key_data(key) if old_style else key
 
 
 def tile(caller: str, given: Any) -> tuple[int, int] | None:

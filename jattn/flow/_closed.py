@@ -22,7 +22,7 @@ from jattn._softmax import log_softmax, softmax
 from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries, Values
 from jattn.arguments.options import qkv
 from jattn.masks import Mask
-from jattn.one_head import explain
+from jattn.one_head import every_step
 from jattn.reference import Steps
 
 Objective: TypeAlias = Callable[[Steps], jax.Array]
@@ -89,7 +89,19 @@ def attention_steps(
       >>> print((100 * flow.attention_steps(keys[:1], keys, keys).weights).round())
       [[49. 28. 24.]]
     """
-    scores, scaled, _, out = explain(q, k, v, mask=mask, bias=bias, scale=scale)
+    return _steps("attention_steps", q, k, v, mask, bias, scale)
+
+
+def _steps(
+    caller: str,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    mask: Mask | ArrayLike | None,
+    bias: ArrayLike | None,
+    scale: Numeric | None,
+) -> Steps:
+    scores, scaled, _, out = every_step(caller, q, k, v, mask, bias=bias, scale=scale)
     weights = softmax(scaled)
     return Steps(scores, scaled, weights, _weighted_mean(weights, scaled, jnp.asarray(v)).astype(out.dtype))
 
@@ -303,11 +315,24 @@ def pulls(
        [-4. -2.]
        [-0. -2.]] [33. -4.]
     """
-    q, k, v = qkv("pulls", q, k, v)
+    return _pulls("pulls", q, k, v, loss, mask, bias, scale)
+
+
+def _pulls(
+    caller: str,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    loss: Objective,
+    mask: Mask | ArrayLike | None,
+    bias: ArrayLike | None,
+    scale: Numeric | None,
+) -> Pulls:
+    q, k, v = qkv(caller, q, k, v)
     remedy = "Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."
-    _errors.function("pulls", "loss", loss, remedy)
+    _errors.function(caller, "loss", loss, remedy)
     c = q.shape[1] ** -0.5 if scale is None else scale
-    taken = attention_steps(q, k, v, mask=mask, bias=bias, scale=scale)
+    taken = _steps(caller, q, k, v, mask, bias, scale)
 
     def from_logits(scaled: jax.Array, values: jax.Array) -> jax.Array:
         weights = softmax(scaled)
@@ -377,7 +402,7 @@ def projection_pulls(
             _errors.fail(ValueError, caller, must, remedy, **{"x": arrays["x"], name: a})
     dtype = promoted(*(a.dtype for a in arrays.values()))
     x, W_Q, W_K, W_V = (a.astype(dtype) for a in arrays.values())
-    taken = pulls(x @ W_Q, x @ W_K, x @ W_V, loss, mask=mask, bias=bias, scale=scale)
+    taken = _pulls(caller, x @ W_Q, x @ W_K, x @ W_V, loss, mask, bias, scale)
     x = x.astype(taken.on_q.dtype)
     return ProjectionPulls(
         jnp.einsum("tm,tsd->smd", x, taken.on_q),

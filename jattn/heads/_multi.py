@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import AnyArray, Array, ArrayLike, ArrayTree, DTypeLike, Float, Integer, PRNGKey
 from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
+from jattn.arguments.options import one_key
 from jattn.heads._norm import rms_norm
 from jattn.heads._params import LECUN, Initializer, Params, at_least_1, fit, held, matrices, standard
 from jattn.one_head import AttentionOptions, SharedOptions, attention
@@ -303,16 +304,22 @@ def grouped(
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
         return attention(q, k, v, **own, **shared)
 
-    own = dict(per_head or {})
-    if shared.get("dropout_key") is not None:
-        own["dropout_key"] = jax.random.split(shared.pop("dropout_key"), jnp.shape(q)[0])
-    return in_every_head("grouped", head, q, k, v, own)
+    return in_every_head("grouped", head, q, k, v, per_head, shared.pop("dropout_key", None))
 
 
 def in_every_head(
-    caller: str, head: Callable[..., Any], q: ArrayLike, k: ArrayLike, v: ArrayLike, per_head: PerHead | None
+    caller: str,
+    head: Callable[..., Any],
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    per_head: PerHead | None,
+    dropout_key: PRNGKey | None = None,
 ) -> Any:
-    """`head`(q [T, D], k [S, D], v [S, Dv], own) in each of H heads, which share k and v in groups: leaves [H, …]."""
+    """`head`(q [T, D], k [S, D], v [S, Dv], own) in each of H heads, which share k and v in groups: leaves [H, …].
+
+    Of a dropout_key each head has its own in `own`.
+    """
     no_batch = "No batch: map with jax.vmap."
     q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     _errors.rank(caller, 3, "[H, T, D]", no_batch, q=q)
@@ -324,7 +331,10 @@ def in_every_head(
         if jnp.shape(leaf)[:1] != (H,):
             remedy = "What all heads share goes beside it, as an option of its own."
             _errors.fail(ValueError, caller, f"per_head must have one entry a head, H = {H}", remedy, per_head=leaf)
-    own = jax.tree.map(lambda a: split_heads(jnp.asarray(a), Hkv), per_head or {})
+    own = dict(per_head or {})
+    if dropout_key is not None:
+        own["dropout_key"] = jax.random.split(one_key(caller, dropout_key), H)
+    own = jax.tree.map(lambda a: split_heads(jnp.asarray(a), Hkv), own)
     return jax.tree.map(merge_heads, vmap_heads(head, [0, 0])(split_heads(q, Hkv), k, v, own))
 
 
