@@ -52,30 +52,34 @@ def derivatives(f: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     }
 
 
-def truth(x: tuple[np.ndarray, ...], w: np.ndarray, causal: bool, block: int = 512) -> list[np.ndarray]:
-    """out, dq, dk, dv of [B, H, T, D] by the reference in float64, some queries at a time so that it fits.
+def truth(
+    x: tuple[np.ndarray, ...], w: np.ndarray, causal: bool, x_dot: tuple[np.ndarray, ...] = (), block: int = 512
+) -> list[np.ndarray]:
+    """out, dq, dk, dv of [B, H, T, D], and the tangent of out along x_dot where it is given.
 
-    Each row of `out` is a function of its own query: dk and dv are sums over the blocks.
+    By the reference in float64, some queries at a time so that it fits: each row of `out` is a function of its own
+    query, and dk and dv are sums over the blocks.
     """
     T, S = x[0].shape[2], x[1].shape[2]
     with jax.enable_x64(True):
 
-        def rows(q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array, start: jax.Array) -> Any:
-            mask = start + jnp.arange(q.shape[0])[:, None] >= jnp.arange(S) if causal else None
-            out, pull = jax.vjp(lambda *x: reference.attention(*x, mask=mask)[0], q, k, v)
-            return out, *pull(w)
+        def rows(start: jax.Array, w: jax.Array, x: Any, x_dot: Any) -> Any:
+            mask = start + jnp.arange(w.shape[0])[:, None] >= jnp.arange(S) if causal else None
+            f = lambda *x: reference.attention(*x, mask=mask)[0]  # noqa: E731
+            out, pull = jax.vjp(f, *x)
+            return out, *pull(w), *(jax.jvp(f, x, x_dot)[1:] if x_dot else ())
 
         rows = jax.jit(rows)
-        out, dq, dk, dv = (np.zeros(a.shape) for a in (w, *x))
+        found = [np.zeros(a.shape) for a in (w, *x, *([w] if x_dot else ()))]
         for head in np.ndindex(x[0].shape[:2]):
-            q, k, v, dout = (a[head].astype(np.float64) for a in (*x, w))
+            dout, *wide = (a[head].astype(np.float64) for a in (w, *x, *x_dot))
             for start in range(0, T, block):
-                here = (*head, slice(start, start + block))
-                got = rows(q[here[-1]], k, v, dout[here[-1]], start)
-                out[here], dq[here] = got[:2]
-                dk[head] += got[2]
-                dv[head] += got[3]
-    return [out, dq, dk, dv]
+                some = slice(start, start + block)
+                (q, k, v), dots = wide[:3], wide[3:]
+                got = rows(start, dout[some], (q[some], k, v), tuple([dots[0][some], *dots[1:]] if dots else ()))
+                for i, (total, part) in enumerate(zip(found, got, strict=True)):
+                    total[head if i in (2, 3) else (*head, some)] += part
+    return found
 
 
 def distance(got: Iterable[Any], want: Iterable[Any]) -> float:

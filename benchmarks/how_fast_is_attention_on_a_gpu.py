@@ -3,16 +3,17 @@
     python benchmarks/how_fast_is_attention_on_a_gpu.py            the whole of it, where JAX finds a GPU
     python benchmarks/how_fast_is_attention_on_a_gpu.py --quick    one small case and two rounds; writes no file
 
-First out and dq of one head are compared with the definition in float64; if ours differ, nothing is timed. Then
-each ratio is measured side by side in one run. A turn is as many calls as fill some milliseconds, sent one after
-another and waited for once: the GPU works through them while Python sends the next. All get [B, T, H, D], PyTorch a
-transposed view of it. A peer that is not installed, or refuses a case, is left out of it.
+First the value, the gradient and the tangent of one head of keys, with all its heads of queries, are compared with
+the definition in float64; if ours differ, nothing is timed. Then each ratio is measured side by side in one run. A turn
+is as many calls as fill some milliseconds, sent one after another and waited for once: the GPU works through them while
+Python sends the next. All get [B, T, H, D], PyTorch a transposed view of it. A peer that is not installed, or refuses a
+case, is left out of it.
 """
 
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -165,23 +166,35 @@ def contestants(case: Case, pool: Executor) -> dict[str, Future[Contestant | str
     return {name: pool.submit(made, name) for name in makers}
 
 
-def definition(case: Case) -> list[np.ndarray]:
-    """out and dq of the first head of the first example, [T, D] in float64."""
-    (q, k, v), w, _ = arrays(case)
-    one = tuple(a[:1, :, :1].swapaxes(1, 2) for a in (q, k, v))
-    return [y[0, 0] for y in truth(one, w[:1, :, :1].swapaxes(1, 2), case.causal)[:2]]
+def definition(case: Case) -> dict[str, list[np.ndarray]]:
+    """Of the first example and head of keys, [T, its heads, D] in float64: out, dq, dk, dv; out and its tangent."""
+    x, w, x_dot = arrays(case)
+
+    def apart(*given: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Each head with keys of its own, [1, H, T, D]."""
+        every = (np.broadcast_to(a, (len(a), case.H // case.Hkv, case.D)) for a in first_group(case, given))
+        return tuple(a.swapaxes(0, 1)[None] for a in every)
+
+    out, dq, dk, dv, out_dot = (a[0].swapaxes(0, 1) for a in truth(apart(*x), *apart(w), case.causal, apart(*x_dot)))
+    return {"gradient": [out, dq, *(a.sum(1, keepdims=True) for a in (dk, dv))], "jvp": [out, out_dot]}
+
+
+def first_group(case: Case, ys: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Of each [B, T, heads, D] the first example's first head of keys, or the heads of queries that share it."""
+    return [y[0, :, : y.shape[2] // case.Hkv] for y in ys]
 
 
 def equality(case: Case, who: dict[str, Contestant | str]) -> dict[str, Any]:
-    """How far out and dq of the first head are from the definition; of who is too far, in words. Ours must not be."""
+    """How far each is from the definition; of who is too far, in words. Ours must not be."""
     want, found = definition(case), {}
     for name, one in who.items():
         if isinstance(one, str):
             found[name] = one
             continue
         try:
-            got = one.back(one.calls["gradient"]())[:2]
-            off = distance([y[0, :, 0] for y in got], want)
+            passes = [which for which in want if which in one.calls]
+            got = {which: first_group(case, one.back(one.calls[which]())) for which in passes}
+            off = max(distance(got[which], want[which]) for which in passes)
         except Exception as refusal:
             if name == "jattn":
                 raise
@@ -249,7 +262,8 @@ def page(head: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             "Milliseconds, the median over the rounds (TFLOP/s: forward 4·B·H·pairs·D, forward+backward 3.5 times "
             "that, jvp 2.5 times).",
             table(["case", "pass", *present], times),
-            "How far out and dq of one head are from the definition in float64, as a share of the largest entry.",
+            "How far out, dq, dk, dv and the tangent of out of one head of keys, with its heads of queries, are from "
+            "the definition in float64, as a share of the largest entry.",
             table(["case", *present], errors),
         ]
     )

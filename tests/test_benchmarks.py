@@ -178,20 +178,28 @@ def test_how_fast_is_attention_on_a_gpu_writes_its_tables(right):
 
 
 def test_on_a_gpu_nothing_is_measured_where_a_result_differs(monkeypatch):
+    """Of its value, of any gradient and of its tangent."""
     monkeypatch.syspath_prepend(FOLDER)
     measured = importlib.import_module(GPU)
     (case,) = measured.SMALL
-    right = [np.random.default_rng(i).random((case.T, case.D)) for i in range(2)]
+    right = {
+        which: [np.random.default_rng(i).random((case.T, 1, case.D)) for i in range(n)]
+        for which, n in (("gradient", 4), ("jvp", 2))
+    }
     monkeypatch.setattr(measured, "definition", lambda case: right)
 
-    def contestant(factor):
-        results = [factor * y[None, :, None] for y in right]
-        return measured.Contestant({"gradient": lambda: results}, lambda _: None, list)
+    def contestant(factor=1.0, wrong=None):
+        def results(which):
+            factors = [factor if wrong in (None, (which, i)) else 1.0 for i in range(len(right[which]))]
+            return [f * y[None].repeat(case.H, 2) for f, y in zip(factors, right[which], strict=True)]
+
+        return measured.Contestant({which: lambda which=which: results(which) for which in right}, lambda _: None, list)
 
     who = {"jattn": contestant(1.01), "jax.nn": contestant(1.1)}
     assert measured.equality(case, who)["jax.nn"] == "differs by 1.0e-01"
-    with pytest.raises(measured.Differs, match=r"jattn loops differs by 1.0e-01 of the float64 reference; nothing was"):
-        measured.equality(case, {"jattn": contestant(1.01), "jattn loops": contestant(1.1)})
+    for wrong in (None, *((which, i) for which, ys in right.items() for i in range(len(ys)))):
+        with pytest.raises(measured.Differs, match=r"jattn loops differs by 1.0e-01 of the float64 reference; nothing"):
+            measured.equality(case, {"jattn": contestant(), "jattn loops": contestant(1.1, wrong)})
 
 
 def test_what_determinism_costs_writes_its_table(right):
