@@ -175,6 +175,11 @@ plant("a query without a key given the mean of its first tiles", PARTIALS,
       "empty = self.m <= excluded(self.m.dtype) if exact else", "empty =",
       "finite.py::test_each_form_is_the_definition_and_so_are_its_derivatives[any pairs]")
 plant("an infinity of a full tile hidden", PARTIALS, "m += nan_rows", "pass", NONFINITE)
+plant("a key of a full tile that is not finite hidden", FORWARD, "entry(q, i) + entry(k, j)", "entry(q, i)", NONFINITE)
+plant("a query of a full tile that is not finite hidden", FORWARD, "entry(q, i) + entry(k, j)", "entry(k, j)",
+      NONFINITE)
+plant("the numbers of a tile that lies elsewhere", "jattn/engine/tile.py",
+      "numbers = start + jnp.arange", "numbers = jnp.arange", IN_TILES)
 plant("the constant summand of lse alone", ATTEND, "return out.astype(v.dtype), m + log_sum",
       "return out.astype(v.dtype), m", SECOND)
 plant("the largest of a row by subtraction", "jattn/_numerics.py", "jnp.where(x >= top, 0, x - top)", "x - top",

@@ -15,7 +15,7 @@ from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite, Operand
 from jattn.engine.plan import Operands, Plan, fits_one_tile, pad
-from jattn.engine.schedule import PlannedFunction, fold_rows, has_forms, schedule
+from jattn.engine.schedule import PlannedFunction, entry, fold_rows, has_forms, schedule
 from jattn.engine.tangent import Tangent
 from jattn.engine.tile import Tile
 from jattn.partials import SoftmaxState, excluded
@@ -174,8 +174,8 @@ def nan_rows_of(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
     if plan.q_tile < tuning.FEW_QUERIES:  # without a second look at all keys: a product tells
         return lambda products, i, j: products.max(1) * 0 + products.min(1) * 0
     q, k = (nan_if_nonfinite(a.astype(plan.dtype)) for a in (x.q, x.k))
-    q, k = q.reshape(-1, plan.q_tile), k.reshape(-1, plan.k_tile)
-    return lambda products, i, j: q[i] + k[j].sum()
+    q, k = q.reshape(-1, plan.q_tile), k.reshape(-1, plan.k_tile).sum(1)
+    return lambda products, i, j: entry(q, i) + entry(k, j)
 
 
 def single_tile(plan: Plan, x: Operands) -> list[jax.Array]:

@@ -38,10 +38,17 @@ class Tile(NamedTuple):
 
 def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) -> Tile:
     """The operands of tile (i, j), by their roles (`plan.ROLES`, `Mask.leaf_axes`)."""
-    rows = {
-        letter: Rows(n * size, n * size + jnp.arange(size, dtype=jnp.int32) if at is None else cut_rows(at, n, size))
-        for letter, n, size, at in (("q", i, plan.q_tile, x.q_positions), ("k", j, plan.k_tile, x.k_positions))
-    }
+    rows, axes = {}, {}
+    sides = ("q", i, plan.q_tile, x.q_positions), ("k", j, plan.k_tile, x.k_positions)
+    for (letter, n, size, at), across in zip(sides, (transposed, not transposed), strict=True):
+        start = n * size
+        if at is None:  # rows stand at their own numbers
+            numbers = start + jnp.arange(size, dtype=jnp.int32)
+            rows[letter], along = Rows(start, numbers), jnp.expand_dims(numbers, 0 if across else 1)
+            axes[letter] = TileAxis(along, along)
+        else:
+            rows[letter] = Rows(start, cut_rows(at, n, size))
+            axes[letter] = rows[letter].along(int(across))
 
     def take(a: Any, role: str) -> Any:
         if a is None:
@@ -64,8 +71,8 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) ->
         scale=take(x.scale, ROLES.scale),
         captured=x.captured,
         mask=None if x.mask is None else x.mask.cut(rows["q"], rows["k"], transposed=transposed),
-        q_axis=rows["q"].along(1 if transposed else 0),
-        k_axis=rows["k"].along(0 if transposed else 1),
+        q_axis=axes["q"],
+        k_axis=axes["k"],
         dropout=x.dropout,
     )
 
