@@ -671,12 +671,12 @@ plant("two partials of a ring joined without their sums", PARTIALS, SHARES, SHAR
 
 # The study of gradients.
 
-plant("a sign of the pull on queries", "jattn/flow/_closed.py", "Pulls(-ds[..., None] * k", "Pulls(ds[..., None] * k",
+plant("a sign of the pull on queries", "jattn/flow/_pulls.py", "Pulls(-ds[..., None] * k", "Pulls(ds[..., None] * k",
       "flow.py::test_the_pull_of_each_key_has_the_sign_that_theory_says")
-plant("a pull without its scale", "jattn/flow/_closed.py", "ds = jnp.asarray(c, ds.dtype) * ds", "pass",
+plant("a pull without its scale", "jattn/flow/_pulls.py", "ds = jnp.asarray(c, ds.dtype) * ds", "pass",
       "flow.py::test_the_pulls_sum_to_the_gradient_of_any_loss")
-plant("a masked key that is not finite and pulls", "jattn/flow/_closed.py",
-      "(jnp.where(allowed, x.astype(ds.dtype), 0) for x", "(x.astype(ds.dtype) for x",
+plant("a masked key that is not finite and pulls", "jattn/flow/_pulls.py",
+      "(jnp.where(may, x.astype(ds.dtype), 0) for x", "(x.astype(ds.dtype) for x",
       "flow.py::test_what_is_masked_pulls_with_nothing_whatever_it_holds")
 plant("a masked value that is not finite and is averaged", "jattn/flow/_closed.py",
       "finite, nonfinite = zero_nonfinite_rows(v.astype(weights.dtype))",

@@ -66,7 +66,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     "figures": [["_canvas"], ["_effects", "_plane", "_signed", "_tiles", "_weights"], ["_time"]],
     "flow": [
         ["_closed", "_looks", "_margins", "_measures"],
-        ["_paths"],
+        ["_paths", "_pulls"],
         ["_continuous", "_diagnosis", "_long", "_recorder", "_rows"],
     ],
     "heads": [["_norm", "_params"], ["_multi", "_effects"], ["_latent", "_scores"]],

@@ -17,8 +17,6 @@ from jattn.flow._closed import (
     attention_steps,
     cross_entropy,
     jacobian_spectrum,
-    projection_pulls,
-    pulls,
     softmax_jacobian,
     squared_error,
 )
@@ -29,6 +27,7 @@ from jattn.flow._looks import log_steps
 from jattn.flow._margins import Margin, max_margin
 from jattn.flow._measures import balance, entropy, max_logit, rollout, saturation
 from jattn.flow._paths import Now, Trajectory, run
+from jattn.flow._pulls import projection_pulls, pulls
 from jattn.flow._recorder import Recorder
 from jattn.flow._rows import MeasuredRow, measure_row
 

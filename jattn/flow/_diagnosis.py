@@ -1,4 +1,4 @@
-"""What to watch while one query learns whom to attention_steps, and the identities that its path must obey."""
+"""What to watch while one query learns whom to attend, and the identities that its path must obey."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,9 +12,10 @@ from jattn import _errors
 from jattn._numerics import max_or_nan, promoted
 from jattn._types import Array, Float
 from jattn._values import pytree
-from jattn.flow._closed import Objective, attention_steps, pulls
+from jattn.flow._closed import Objective, attention_steps
 from jattn.flow._margins import max_margin
 from jattn.flow._paths import Data, Now, Observe, Track, Trajectory, Tree, vary_as
+from jattn.flow._pulls import pulls
 
 Read: TypeAlias = Callable[..., tuple[jax.Array, ...]]
 """read(params, *data) -> (q [D], k [S, D]) or (q, k, v [S, Dv]): what the parameters make of one query and its keys."""
