@@ -11,6 +11,7 @@ engine, where only sums over a row are seen, do not.
 """
 
 import operator
+from functools import partial
 from typing import Any
 
 import jax
@@ -96,6 +97,11 @@ def _rowwise(caller: str, x: Any, axis: int, rule: Any) -> jax.Array:
     if not -x.ndim <= axis < x.ndim:
         remedy = f"Choose an axis from {-x.ndim} to {x.ndim - 1}." if x.ndim else "Give x at least one axis."
         _errors.fail(ValueError, caller, f"x must have the axis {axis}", remedy, x=x)
+    return _along(rule, x, axis)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _along(rule: Any, x: jax.Array, axis: int) -> jax.Array:
     wide = x.astype(_errors.wide(x))
     return jnp.moveaxis(rule(jnp.moveaxis(wide, axis, -1)), -1, axis).astype(x.dtype)
 

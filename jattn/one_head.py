@@ -1,6 +1,7 @@
 """Attention of one head: `attention`, `explain`, `weights_of`. Arguments are validated here, and trusted below."""
 
-from typing import Literal, TypedDict, Unpack, overload
+from functools import partial
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,10 @@ import numpy as np
 from jattn import _errors, masks, reference
 from jattn._numerics import nan_where
 from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Integer, Numeric, PRNGKey, ScoreModifier
+from jattn._values import classes
 from jattn.arguments import options as arguments
-from jattn.engine.attend import attend
+from jattn.engine.attend import attend, mask_leaf
+from jattn.engine.score import hoist_closure
 from jattn.masks import Mask
 from jattn.reference import Steps
 
@@ -212,7 +215,8 @@ def every_step(
     """`explain`, for functions that errors are to name in its place."""
     q, k, v = arguments.qkv(caller, q, k, v)
     options = arguments.one_head(caller, q, k, v, mask, score, bias, None, scale, q_positions, k_positions)
-    return reference.steps(q, k, v, **arguments.dense(q.shape[0], k.shape[0], options))[0]
+    score, fixed, x = _hoisted(options, _errors.wide(q, k, v))
+    return _steps(score, fixed, q, k, v, x)
 
 
 def weights_of(
@@ -274,20 +278,8 @@ def weights_of(
     if rows.shape[0] == 0:  # of no query, and where there is none
         return jnp.zeros((0, S), _errors.wide(q, k, lse))
     dtype = _errors.wide(q, k, lse)  # as the values that were attended may be wider than q and k
-    q, lse = q.astype(dtype), lse.astype(dtype)
-    full = arguments.dense(T, S, {**options, "mask": None})
-
-    def one(r: jax.Array) -> jax.Array:
-        here = {**full, "mask": None, "sink": None, "q_positions": full["q_positions"][r][None]}
-        if options["mask"] is not None:
-            keys = masks.Rows(0, full["k_positions"])
-            here["mask"] = options["mask"].tile(masks.Rows(r, here["q_positions"]), keys)
-        if options["bias"] is not None:
-            here["bias"] = options["bias"] if options["bias"].shape[0] == 1 else options["bias"][r][None]
-        logits = reference.steps(q[r][None], k, k[:, :0], **here)[0].scaled[0]
-        return jnp.exp(jnp.where(logits == -jnp.inf, -jnp.inf, logits - jnp.where(lse[r] == -jnp.inf, 0, lse[r])))
-
-    weights = jax.vmap(one)(rows)
+    score, fixed, x = _hoisted(options, dtype)
+    weights = _weights(score, fixed, q.astype(dtype), k, lse.astype(dtype), rows, x)
     return weights if _errors.known(rows) else nan_where(((rows < 0) | (rows >= T))[:, None], weights)
 
 
@@ -307,3 +299,45 @@ def _rows_of(caller: str, q: jax.Array, rows: ArrayLike) -> jax.Array:
         _errors.fail(ValueError, caller, "rows must be rows of q", remedy, q=q, rows=found)
     found = found.astype(jnp.int32)  # a narrow one may not hold T
     return jnp.where(found < 0, found + T, found)
+
+
+# `explain` and `weights_of` in one program each: one by one their operations take seconds to compile.
+
+
+def _hoisted(options: dict[str, Any], dtype: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """What of validated options is structure, the score modifier and the classes of the mask, and their arrays."""
+    score, captured = (None, ()) if options["score"] is None else hoist_closure(options["score"], dtype)
+    mask = jax.tree.map(mask_leaf, options["mask"])
+    return score, classes(mask), {**options, "mask": mask, "score": captured}
+
+
+def _with_score(score: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that `_hoisted` took apart."""
+    captured = options["score"]
+    return {**options, "score": None if score is None else lambda x, t, s: score(captured, x, t, s)}
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _steps(score: Any, _: Any, q: jax.Array, k: jax.Array, v: jax.Array, options: dict[str, Any]) -> Steps:
+    options = _with_score(score, options)
+    return reference.steps(q, k, v, **arguments.dense(q.shape[0], k.shape[0], options))[0]
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _weights(
+    score: Any, _: Any, q: jax.Array, k: jax.Array, lse: jax.Array, rows: jax.Array, options: dict[str, Any]
+) -> jax.Array:
+    options = _with_score(score, options)
+    full = arguments.dense(q.shape[0], k.shape[0], {**options, "mask": None})
+
+    def one(r: jax.Array) -> jax.Array:
+        here = {**full, "mask": None, "sink": None, "q_positions": full["q_positions"][r][None]}
+        if options["mask"] is not None:
+            keys = masks.Rows(0, full["k_positions"])
+            here["mask"] = options["mask"].tile(masks.Rows(r, here["q_positions"]), keys)
+        if options["bias"] is not None:
+            here["bias"] = options["bias"] if options["bias"].shape[0] == 1 else options["bias"][r][None]
+        logits = reference.steps(q[r][None], k, k[:, :0], **here)[0].scaled[0]
+        return jnp.exp(jnp.where(logits == -jnp.inf, -jnp.inf, logits - jnp.where(lse[r] == -jnp.inf, 0, lse[r])))
+
+    return jax.vmap(one)(rows)

@@ -176,6 +176,11 @@ def merge(a: Partial, b: Partial) -> Partial:
     if out_a.shape != out_b.shape:
         remedy = "Merge partials of the same queries: broadcast a shared one first."
         _errors.fail(ValueError, "merge", "the two partials must have one shape", remedy, out_a=out_a, out_b=out_b)
+    return _merged(out_a, lse_a, out_b, lse_b)
+
+
+@jax.jit
+def _merged(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array) -> Partial:
     dtype = _errors.wide(out_a, lse_a, out_b, lse_b)
     zero = jnp.zeros(lse_a.shape, dtype)
     parts = [(out.astype(dtype), lse.astype(dtype), zero) for out, lse in ((out_a, lse_a), (out_b, lse_b))]

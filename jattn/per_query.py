@@ -1,5 +1,6 @@
 """What is measured of each query: `statistics` of its weights and logits, `top_keys`, its best keys."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -94,18 +95,44 @@ def statistics(
     T, S = q.shape[0], k.shape[0]
     if T == 0 or S == 0:  # no tile at all
         return reference.statistics(q, k, num_groups=num_groups, sink=options["sink"])
-    # One column at least: an array without any cannot be cut into groups of examples.
-    members = jax.nn.one_hot(groups, max(1, num_groups), dtype=dtype)
+    members, none = _members(num_groups, dtype, S, groups)
     plan, x = _planned(q, k, members, options, sizes)
     leaves, tree = jax.tree.flatten(x)
     weights, m, log_sum = batched_call(Forward(plan, tree), *leaves)
     _, best = _best(q, k, 1, options, sizes)
-    deviation = _deviation(plan, x, m, log_sum)
+    leaves, tree = jax.tree.flatten(x._replace(v=none))
+    (deviation,) = batched_call(Deviation(plan, tree), *leaves, *jax.lax.stop_gradient((m, log_sum)))
+    return _joined(num_groups, weights, m, log_sum, best, deviation, options["sink"])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _members(num_groups: int, dtype: Any, S: Any, groups: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Which group each of S keys is in, [S, num_groups], and that none is in any, [S, 1].
+
+    One column at least: an array without any cannot be cut into groups of examples.
+    """
+    none = jnp.zeros((S, 1), dtype)
+    return (none if groups is None else jax.nn.one_hot(groups, max(1, num_groups), dtype=dtype)), none
+
+
+@partial(jax.jit, static_argnums=0)
+def _joined(
+    num_groups: int,
+    weights: jax.Array,
+    m: jax.Array,
+    log_sum: jax.Array,
+    best: jax.Array,
+    deviation: jax.Array,
+    sink: jax.Array | None,
+) -> Statistics:
+    """The statistics, of what the passes found; the deviation is Σ_s w_s (l_s − m) of each query."""
+    T, dtype = m.shape[0], m.dtype
+    deviation *= jnp.exp(jax.lax.stop_gradient(log_sum) - log_sum)  # a factor of 1: all that log_sum has to do with it
     entropy, lse = log_sum - deviation, m + log_sum  # Σ w (lse − l), apart from m, beside which log_sum may be lost
     # The weight of the sink is what comes of a value that it alone has: a partial like any other.
     found = jnp.concatenate([weights[:, :num_groups], jnp.zeros((T, 1), dtype)], 1)
-    if options["sink"] is not None:
-        z = jnp.broadcast_to(options["sink"].astype(dtype), (T,))
+    if sink is not None:
+        z = jnp.broadcast_to(sink.astype(dtype), (T,))
         alone = jnp.zeros((T, num_groups + 1), dtype).at[:, -1].set(1)
         found, *both = merge_finished((found, m, log_sum), (alone, z, jnp.zeros_like(z)))
         lse = both[0] + both[1]
@@ -118,14 +145,6 @@ def statistics(
         sink_weight=found[:, -1],
         group_weights=found[:, :-1],
     )
-
-
-def _deviation(plan: Plan, x: Operands, m: jax.Array, log_sum: jax.Array) -> jax.Array:
-    """Σ_s w_s (l_s − m) of each query, given what the forward pass found."""
-    leaves, tree = jax.tree.flatten(x._replace(v=jnp.zeros((plan.S, 1), plan.dtype)))
-    m, constant = jax.lax.stop_gradient((m, log_sum))
-    (deviation,) = batched_call(Deviation(plan, tree), *leaves, m, constant)
-    return deviation * jnp.exp(constant - log_sum)  # a factor of 1, which is all that log_sum has to do with it
 
 
 def top_keys(
@@ -200,9 +219,14 @@ def _best(
     leaves, tree = jax.tree.flatten(x)
     indices, found = batched_call(BestKeys(plan, tree, n), *jax.lax.stop_gradient(leaves))
     (again,) = batched_call(LogitsAt(plan, tree), *leaves, indices)
-    # The values are those that were compared, in their order; the derivatives those of the logits computed again.
+    return indices, _with_slope(found, again)
+
+
+@jax.jit
+def _with_slope(found: jax.Array, again: jax.Array) -> jax.Array:
+    """The logits as they were compared, in their order, with the derivatives of the logits computed again."""
     finite = jnp.where(jnp.isinf(again), 0, again)
-    return indices, jnp.where(jnp.isinf(again), again, found + (finite - jax.lax.stop_gradient(finite)))
+    return jnp.where(jnp.isinf(again), again, found + (finite - jax.lax.stop_gradient(finite)))
 
 
 def _planned(
@@ -213,10 +237,10 @@ def _planned(
     return make_plan(Operands(q, k, v, **given), options["score"], tile, "loops")
 
 
-def _groups(caller: str, groups: Any, num_groups: Any, S: int) -> tuple[jax.Array, int]:
+def _groups(caller: str, groups: Any, num_groups: Any, S: int) -> tuple[jax.Array | None, int]:
     """The group of each key, and how many groups there are: none, if none are given."""
     if groups is None and num_groups is None:
-        return jnp.zeros(S, jnp.int32), 0
+        return None, 0
     if groups is None or num_groups is None:
         got = {"groups": "None"} if groups is None else {"num_groups": "None"}
         remedy = "The number of groups is part of a shape: pass it as a Python int, num_groups=4."

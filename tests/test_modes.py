@@ -488,6 +488,22 @@ GUARDED = {
     ),
     "vjp": lambda q: jax.vjp(jattn.attention, q, q, q)[1](q),
     "jvp": lambda q: jax.jvp(jattn.attention, (q, q, q), (q, q, q)),
+    "explain": lambda q: jattn.explain(
+        q, q, q, mask=masks.lengths(k=7), score=lambda a, t, s: jnp.where(t > s, a, 2 * a), scale=0.3
+    ),
+    "weights": lambda q: jattn.weights_of(q, q, jattn.attention(q, q, q, return_lse=True)[1]),
+    "statistics": lambda q: jattn.statistics(q, q),
+    "top keys": lambda q: jattn.top_keys(q, q, 2),
+    "softmax": lambda q: jattn.log_softmax(jattn.softmax(q)),
+    "merge": lambda q: jattn.merge(*[jattn.attention(q, q, q, return_lse=True)] * 2),
+    "pulls": lambda q: jattn.flow.pulls(q, q, q, lambda steps: jattn.flow.cross_entropy(0)(steps) + steps.out.sum()),
+    "matrices": lambda q: jattn.flow.projection_pulls(q @ q.T, q, q, q, jattn.flow.squared_error(q)),
+    "measures": lambda q: (jattn.flow.entropy(q), jattn.flow.saturation(q), jattn.flow.max_logit(q, q)),
+    "rollout": lambda q: jattn.flow.rollout((q @ q.T)[None]),
+    "margin": lambda q: jattn.flow.max_margin(q, 0),
+    "jacobian": lambda q: jattn.flow.jacobian_spectrum(jattn.statistics(q, q).lse),
+    "rotary": lambda q: jattn.positions.rotary(q, jnp.arange(q.shape[0]), width=4),
+    "sinusoidal": lambda q: jattn.positions.sinusoidal(jnp.arange(q.shape[0]), 4),
 }
 
 
@@ -501,6 +517,23 @@ def test_an_eager_call_moves_nothing_unasked():
             f(q)
         with pytest.raises(Exception, match="isallowed"):
             jax.nn.dot_product_attention(batched, batched, batched)
+
+
+@structure
+@pytest.mark.parametrize("name", GUARDED)
+def test_no_eager_call_compiles_again(name, caplog):
+    """Whatever of it is written anew; the control: other shapes do compile."""
+    q = arguments()["q"]
+    GUARDED[name](q)
+
+    def compiled(q):
+        caplog.clear()
+        with jax.log_compiles(True), caplog.at_level(logging.WARNING):
+            GUARDED[name](q)
+        return any("Compiling" in r.getMessage() for r in caplog.records)
+
+    assert not compiled(q + 1)
+    assert compiled(q[:23])
 
 
 # jax.debug.print

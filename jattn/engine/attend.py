@@ -67,7 +67,7 @@ def attend_unrounded(
     return out, m, log_sum
 
 
-def _mask_leaf(x: Any) -> Any:
+def mask_leaf(x: Any) -> Any:
     """A leaf of a mask. A mask is booleans, and what they are made of has no derivative through them."""
     # Lengths in Python ints: beside float64 they would become int64, and rows are counted in int32.
     return jax.device_put(np.int32(x)) if isinstance(x, int) else jax.lax.stop_gradient(x)
@@ -92,7 +92,7 @@ def make_plan(
         q_tile, k_tile = min(q_tile, T), min(k_tile, S)
     closed, captured = (None, ()) if score is None else hoist_closure(score, dtype)
     mask = None if x.mask is None else x.mask.map_leaves(lambda m: m.in_rows(T, S)).split_qk()
-    mask = jax.tree.map(_mask_leaf, mask)
+    mask = jax.tree.map(mask_leaf, mask)
     scale = jax.device_put(np.asarray(x.q.shape[1] ** -0.5, dtype)) if x.scale is None else x.scale
     sink = x.sink.reshape(()) if x.sink is not None and x.sink.shape != (T,) else x.sink
     dropout = jax.tree.map(jax.lax.stop_gradient, x.dropout)

@@ -72,8 +72,14 @@ def steps_of(
     scale: Numeric | None,
 ) -> Steps:
     scores, scaled, _, out = every_step(caller, q, k, v, mask, bias=bias, scale=scale)
+    weights, mean = _with_tails(scaled, jnp.asarray(v))
+    return Steps(scores, scaled, weights, mean.astype(out.dtype))
+
+
+@jax.jit
+def _with_tails(scaled: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     weights = softmax(scaled)
-    return Steps(scores, scaled, weights, weighted_mean(weights, scaled, jnp.asarray(v)).astype(out.dtype))
+    return weights, weighted_mean(weights, scaled, v)
 
 
 def weighted_mean(weights: jax.Array, scaled: jax.Array, v: jax.Array) -> jax.Array:
@@ -123,15 +129,24 @@ def cross_entropy(target: ArrayLike) -> Objective:
         logs = log_softmax(steps.scaled)
         if not goal.ndim:
             _errors.index("cross_entropy", "target", target, logs.shape[1], "S")
-            return -jnp.mean(logs[:, goal])
+            return _mean_entry(logs, goal)
         if len(goal) != logs.shape[1]:
             remedy = "Give each key a weight, 0 where it is not wanted."
             got = {"target": goal, "scores": logs}
             _errors.fail(ValueError, "cross_entropy", "target must be a distribution [S]", remedy, **got)
-        pi = goal.astype(logs.dtype)
-        return -jnp.mean(jnp.sum(jnp.where(pi[None] == 0, 0, pi[None] * logs), 1))
+        return _mean_under(logs, goal.astype(logs.dtype))
 
     return loss
+
+
+@jax.jit
+def _mean_entry(logs: jax.Array, target: jax.Array) -> jax.Array:
+    return -jnp.mean(logs[:, target])
+
+
+@jax.jit
+def _mean_under(logs: jax.Array, pi: jax.Array) -> jax.Array:
+    return -jnp.mean(jnp.sum(jnp.where(pi[None] == 0, 0, pi[None] * logs), 1))
 
 
 def squared_error(goal: ArrayLike) -> Objective:
@@ -165,10 +180,15 @@ def squared_error(goal: ArrayLike) -> Objective:
 
     def loss(steps: Steps) -> jax.Array:
         _errors.broadcastable("squared_error", "goal", wanted, steps.out.shape, "[T, Dv]")
-        miss = steps.out - jnp.broadcast_to(wanted, steps.out.shape).astype(steps.out.dtype)
-        return 0.5 * jnp.mean(jnp.sum(miss**2, 1))
+        return _half_square(steps.out, wanted)
 
     return loss
+
+
+@jax.jit
+def _half_square(out: jax.Array, wanted: jax.Array) -> jax.Array:
+    miss = out - jnp.broadcast_to(wanted, out.shape).astype(out.dtype)
+    return 0.5 * jnp.mean(jnp.sum(miss**2, 1))
 
 
 def softmax_jacobian(x: Float[Array, " n"]) -> Float[Array, "n n"]:
@@ -200,6 +220,11 @@ def softmax_jacobian(x: Float[Array, " n"]) -> Float[Array, "n n"]:
     x = _errors.array("softmax_jacobian", "x", x)
     _errors.floating("softmax_jacobian", x=x)
     _errors.rank("softmax_jacobian", 1, "[n]", "Map over rows with jax.vmap.", x=x)
+    return _jacobian(x)
+
+
+@jax.jit
+def _jacobian(x: jax.Array) -> jax.Array:
     p = softmax(x)
     off = jnp.where(jnp.eye(len(x), dtype=bool), 0, jnp.outer(p, p))
     return jnp.diag(off.sum(1)) - off  # p_i (1 − p_i) = Σ_{j≠i} p_i p_j: nothing cancels
@@ -234,6 +259,10 @@ def jacobian_spectrum(x: Float[Array, " n"]) -> Float[Array, " n"]:
     x = _errors.array("jacobian_spectrum", "x", x)
     _errors.floating("jacobian_spectrum", x=x)
     _errors.rank("jacobian_spectrum", 1, "[n]", "Map over rows with jax.vmap.", x=x)
-    values = jnp.linalg.eigvalsh(softmax_jacobian(x.astype(_errors.wide(x))))  # which takes no fewer bits
-    values = values.at[:1].set(0)
-    return jnp.where(values < 0, 0, values).astype(x.dtype)  # the smallest are rounding, of either sign
+    return _spectrum(x.astype(_errors.wide(x))).astype(x.dtype)  # eigvalsh takes no fewer bits
+
+
+@jax.jit
+def _spectrum(x: jax.Array) -> jax.Array:
+    values = jnp.linalg.eigvalsh(_jacobian(x)).at[:1].set(0)
+    return jnp.where(values < 0, 0, values)  # the smallest are rounding, of either sign

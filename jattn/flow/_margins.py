@@ -62,7 +62,11 @@ def max_margin(keys: Keys, target: Integer[Array, ""] | int) -> Margin:
     if not len(keys):
         _errors.fail(ValueError, "max_margin", "keys must have at least one row", "Give the target its key.", keys=keys)
     target = _errors.number_of("max_margin", "target", target, len(keys), "S").astype(jnp.int32)
-    keys = jax.lax.stop_gradient(keys.astype(_errors.wide(keys)))
+    return _widest(jax.lax.stop_gradient(keys.astype(_errors.wide(keys))), target)
+
+
+@jax.jit
+def _widest(keys: jax.Array, target: jax.Array) -> Margin:
     S = len(keys)
     rival = jnp.arange(S, dtype=jnp.int32) != target
     d = keys[target][None] - keys

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
 from jattn._numerics import max_or_nan, promoted
@@ -34,7 +35,11 @@ def entropy(weights: Float[ArrayLike, "*B S"]) -> Float[Array, "*B"]:
       >>> print(flow.entropy(jnp.array([[0.5, 0.5], [1.0, 0.0]])))
       [0.6931472 0.       ]
     """
-    weights = _rows("entropy", weights)
+    return _entropy(_rows("entropy", weights))
+
+
+@jax.jit
+def _entropy(weights: jax.Array) -> jax.Array:
     some = jnp.where(weights == 0, 1, weights)
     return -jnp.sum(some * jnp.log(some), -1) + 0.0  # + 0.0: no −0
 
@@ -63,7 +68,11 @@ def saturation(weights: Float[ArrayLike, "*B S"]) -> Float[Array, "*B"]:
       >>> print(flow.saturation(jnp.array([[0.5, 0.5], [1.0, 0.0]])))
       [0. 1.]
     """
-    weights = _rows("saturation", weights)
+    return _saturation(_rows("saturation", weights))
+
+
+@jax.jit
+def _saturation(weights: jax.Array) -> jax.Array:
     n = weights.shape[-1]
     found = 1 - jnp.sum(weights * (1 - weights), -1) / (1 - 1 / n if n > 1 else 1)
     return jnp.where(found < 0, 0, found)  # of a uniform row its rounding
@@ -104,9 +113,14 @@ def max_logit(q: Queries, k: Keys, *, scale: Numeric | None = None) -> Float[Arr
       1.0
     """
     q, k, _ = qkv("max_logit", q, k, k)
-    c = q.shape[1] ** -0.5 if scale is None else scale_array("max_logit", scale)
     dtype = _errors.wide(q, k)
-    return max_or_nan((q.astype(dtype) * jnp.asarray(c, dtype)) @ k.astype(dtype).T, initial=-jnp.inf)
+    c = np.asarray(q.shape[1] ** -0.5, dtype) if scale is None else scale_array("max_logit", scale).astype(dtype)
+    return _largest(q.astype(dtype), k.astype(dtype), jax.device_put(c))
+
+
+@jax.jit
+def _largest(q: jax.Array, k: jax.Array, scale: jax.Array) -> jax.Array:
+    return max_or_nan((q * scale) @ k.T, initial=-jnp.inf)
 
 
 def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> Float[Array, "T T"]:
@@ -142,6 +156,11 @@ def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> F
         remedy = "Average over heads and stack the layers: weights.mean(1)."
         _errors.fail(ValueError, "rollout", "weights must have the axes [L, T, T]", remedy, weights=weights)
     r = _errors.scalar("rollout", "residual", residual, "Pass one share for all layers.").astype(weights.dtype)
+    return _rolled(weights, r)
+
+
+@jax.jit
+def _rolled(weights: jax.Array, r: jax.Array) -> jax.Array:
     eye = jnp.eye(weights.shape[1], dtype=weights.dtype)
     return jax.lax.scan(lambda reached, A: (((1 - r) * A + r * eye) @ reached, None), eye, weights)[0]
 

@@ -10,17 +10,19 @@ With c the scale, p the weights, a_ts = −dL/dp_ts, what a little more weight w
 The softmax is jattn.softmax, so a saturated row keeps its tail in each of these.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
 from jattn._numerics import promoted
 from jattn._softmax import softmax
 from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries, Values
-from jattn.arguments.options import qkv
+from jattn._values import Closed, close
+from jattn.arguments.options import qkv, scale_array
 from jattn.flow._closed import Objective, allowed, steps_of, weighted_mean
 from jattn.masks import Mask
 from jattn.reference import Steps
@@ -110,24 +112,40 @@ def _pulls(
     q, k, v = qkv(caller, q, k, v)
     remedy = "Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."
     _errors.function(caller, "loss", loss, remedy)
-    c = q.shape[1] ** -0.5 if scale is None else scale
     taken = steps_of(caller, q, k, v, mask, bias, scale)
+    closed, captured, out = close(lambda *steps: loss(Steps(*steps)), *taken)
+    if len(out) != 1 or out[0].shape or not jnp.issubdtype(out[0].dtype, jnp.floating):
+        got = " and ".join(f"{x.dtype}{list(x.shape)}" for x in out) or "nothing"
+        remedy = "Reduce it to one number, by a sum or a mean."
+        _errors.fail(ValueError, caller, "loss must return one real scalar", remedy, **{"loss returning": got})
+    dtype = taken.scaled.dtype
+    c = np.asarray(q.shape[1] ** -0.5, dtype) if scale is None else scale_array(caller, scale).astype(dtype)
+    return _from_steps(closed, captured, q, k, v, taken, jax.device_put(c))
 
-    def from_logits(scaled: jax.Array, values: jax.Array) -> jax.Array:
+
+@partial(jax.jit, static_argnums=0)
+def _from_steps(
+    closed: Closed,
+    captured: tuple[jax.Array, ...],
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    taken: Steps,
+    scale: jax.Array,
+) -> Pulls:
+    def loss(steps: Steps) -> Any:
+        return closed(captured, *steps)[0]
+
+    def from_logits(scaled: jax.Array, values: jax.Array) -> Any:
         weights = softmax(scaled)
         out = weighted_mean(weights, scaled, values)
         return loss(Steps(taken.scores, scaled, weights, out.astype(v.dtype)))
 
-    ds, on_out = jax.grad(from_logits)(taken.scaled, v), jax.grad(_through_out(loss, taken))(taken.out)
-    ds = jnp.asarray(c, ds.dtype) * ds
+    ds = scale * jax.grad(from_logits)(taken.scaled, v)
+    on_out = jax.grad(lambda out: loss(taken._replace(out=out)))(taken.out)
     may = allowed(taken.scaled)[..., None]
     k, q, on_out = (jnp.where(may, x.astype(ds.dtype), 0) for x in (k[None], q[:, None], on_out[:, None]))
     return Pulls(-ds[..., None] * k, -ds[..., None] * q, -taken.weights[..., None] * on_out)
-
-
-def _through_out(loss: Objective, taken: Steps) -> Callable[[jax.Array], jax.Array]:
-    """The loss as a function of the output alone."""
-    return lambda out: loss(taken._replace(out=out))
 
 
 def projection_pulls(
@@ -182,7 +200,11 @@ def projection_pulls(
     dtype = promoted(*(a.dtype for a in arrays.values()))
     x, W_Q, W_K, W_V = (a.astype(dtype) for a in arrays.values())
     taken = _pulls(caller, x @ W_Q, x @ W_K, x @ W_V, loss, mask, bias, scale)
-    x = x.astype(taken.on_q.dtype)
+    return _on_matrices(x.astype(taken.on_q.dtype), taken)
+
+
+@jax.jit
+def _on_matrices(x: jax.Array, taken: Pulls) -> ProjectionPulls:
     return ProjectionPulls(
         jnp.einsum("tm,tsd->smd", x, taken.on_q),
         jnp.einsum("sm,tsd->smd", x, taken.on_k),

@@ -7,6 +7,7 @@ is rounded once. It needs no float64, so it is the same on every device.
 """
 
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -77,7 +78,11 @@ def angles(positions: Integer[Array, "*B #R"], inv: Any, dtype: Any) -> Float[Ar
         and it has its derivative.
       dtype: float32 or float64.
     """
-    f = turns(inv)
+    return _angles(positions, jax.device_put(turns(inv)), inv if isinstance(inv, jax.Array) else None, dtype)
+
+
+@partial(jax.jit, static_argnums=3)
+def _angles(positions: jax.Array, f: Turns, inv: jax.Array | None, dtype: Any) -> jax.Array:
     high, low = (jnp.asarray(x).reshape((1,) * (positions.ndim - 1) + (-1,)) for x in f)
     bits = jax.lax.bitcast_convert_type(positions, jnp.uint32)
     p = jnp.where(positions < 0, jnp.uint32(0) - bits, bits)
@@ -85,7 +90,7 @@ def angles(positions: Integer[Array, "*B #R"], inv: Any, dtype: Any) -> Float[Ar
     upper, lower = (x.astype(dtype) for x in of_turn)
     angle = upper * jnp.asarray(float(TURN) * 2.0**-32, dtype) + lower * jnp.asarray(float(TURN) * 2.0**-64, dtype)
     angle = jnp.where(positions < 0, -angle, angle)
-    if isinstance(inv, jax.Array):  # no derivative passes through integers: the value 0, with the slope of the product
+    if inv is not None:  # no derivative passes through integers: the value 0, with the slope of the product
         zero = (inv - jax.lax.stop_gradient(inv)).astype(dtype).reshape(high.shape)
         angle = angle + positions.astype(dtype) * zero
     return angle

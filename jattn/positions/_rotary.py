@@ -1,6 +1,7 @@
 """Rotary position embedding (RoPE), applied to q and k; and sinusoidal positions, added to the embeddings."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -76,8 +77,14 @@ def rotary(
     stand = _positions(caller, positions, T, width // 2, axes)
 
     dtype = _errors.wide(x)
-    theta = angles(stand, f.inv, dtype)
-    factor = jnp.asarray(f.factor, dtype)
+    factor = f.factor.astype(dtype) if isinstance(f.factor, jax.Array) else np.asarray(f.factor, dtype)
+    return _rotated(x, angles(stand, f.inv, dtype), jax.device_put(factor), interleaved)
+
+
+@partial(jax.jit, static_argnums=3)
+def _rotated(x: jax.Array, theta: jax.Array, factor: jax.Array, interleaved: bool) -> jax.Array:
+    """The first columns of x turned by the angles theta [T, R/2], two each."""
+    T, width, dtype = x.shape[0], 2 * theta.shape[1], theta.dtype
     cos, sin = jnp.cos(theta) * factor, jnp.sin(theta) * factor
     rotated = x[:, :width].astype(dtype)
     if interleaved:
@@ -184,7 +191,12 @@ def sinusoidal(
     if not jnp.issubdtype(dtype, jnp.floating):
         remedy = "Sines are from -1 to 1: as whole numbers most would be 0."
         _errors.fail(TypeError, caller, "dtype must be floating point", remedy, dtype=str(dtype))
-    theta = angles(stand, frequencies_of(caller, width, base, None).inv, _errors.wide(jnp.zeros(0, dtype)))
+    theta = angles(stand, frequencies_of(caller, width, base, None).inv, _errors.wide(np.zeros(0, dtype)))
+    return _waves(theta, interleaved).astype(dtype)
+
+
+@partial(jax.jit, static_argnums=1)
+def _waves(theta: jax.Array, interleaved: bool) -> jax.Array:
+    """The sines and the cosines of angles [T, D/2]."""
     waves = jnp.sin(theta), jnp.cos(theta)
-    pe = jnp.stack(waves, 2).reshape(stand.shape[0], -1) if interleaved else jnp.concatenate(waves, 1)
-    return pe.astype(dtype)
+    return jnp.stack(waves, 2).reshape(theta.shape[0], -1) if interleaved else jnp.concatenate(waves, 1)
