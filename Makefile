@@ -128,7 +128,7 @@ test-newest:
 # what is compiled for several devices, the debugging modes, exports and kernels, what is not a variant of another.
 core: $(VENV)/.ready-dev
 	@$(BIN)/python -c 'import jax, platform; print("Python", platform.python_version(), "jax", jax.__version__)'
-	@$(PYTEST) @tests/newest.txt
+	@$(PYTEST) $(CASES) @tests/newest.txt
 
 test-nightly:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly PYTHON="$(or $(NEWEST),$(PYTHON))" nightly

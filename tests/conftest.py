@@ -1,5 +1,6 @@
 """What holds for every test: strict promotion, eight devices on a CPU, float32 arithmetic in float32."""
 
+import collections
 import functools
 import gc
 import importlib.util
@@ -27,6 +28,9 @@ jax.config.update("jax_enable_compilation_cache", jax.config.jax_compilation_cac
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="the exhaustive products too, every program fully optimised")
+    parser.addoption(
+        "--one-in", type=int, default=1, metavar="N", help="of the cases of each test the first of every N"
+    )
 
 
 def pytest_configure(config):
@@ -84,6 +88,12 @@ def pytest_collection_modifyitems(config, items):
         key=lambda item: (ranks.get(item.path.stem, len(ranks)), files[item.path], is_structure(item), in_browser(item))
     )
     left_out = [] if config.option.all else [item for item in items if item.get_closest_marker("exhaustive")]
+    cases = collections.Counter()
+    for item in [item for item in items if item not in left_out and hasattr(item, "callspec")]:
+        test = item.path, item.originalname
+        if cases[test] % config.option.one_in:
+            left_out.append(item)
+        cases[test] += 1
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
