@@ -1,7 +1,8 @@
 """Attention of one head: `attention`, `explain`, `weights_of`. Arguments are validated here, and trusted below."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from jattn.engine.attend import attend, mask_leaf
 from jattn.engine.score import hoist_closure
 from jattn.masks import Mask
 from jattn.reference import Steps
+
+R = TypeVar("R")
 
 
 class SharedOptions(TypedDict, total=False):
@@ -215,8 +218,7 @@ def every_step(
     """`explain`, for functions that errors are to name in its place."""
     q, k, v = arguments.qkv(caller, q, k, v)
     options = arguments.one_head(caller, q, k, v, mask, score, bias, None, scale, q_positions, k_positions)
-    score, fixed, x = _hoisted(options, _errors.wide(q, k, v))
-    return _steps(score, fixed, q, k, v, x)
+    return _in_one_program(_steps, options, _errors.wide(q, k, v), q, k, v)
 
 
 def weights_of(
@@ -278,8 +280,7 @@ def weights_of(
     if rows.shape[0] == 0:  # of no query, and where there is none
         return jnp.zeros((0, S), _errors.wide(q, k, lse))
     dtype = _errors.wide(q, k, lse)  # as the values that were attended may be wider than q and k
-    score, fixed, x = _hoisted(options, dtype)
-    weights = _weights(score, fixed, q.astype(dtype), k, lse.astype(dtype), rows, x)
+    weights = _in_one_program(_weights, options, dtype, q.astype(dtype), k, lse.astype(dtype), rows)
     return weights if _errors.known(rows) else nan_where(((rows < 0) | (rows >= T))[:, None], weights)
 
 
@@ -301,33 +302,30 @@ def _rows_of(caller: str, q: jax.Array, rows: ArrayLike) -> jax.Array:
     return jnp.where(found < 0, found + T, found)
 
 
-# `explain` and `weights_of` in one program each: one by one their operations take seconds to compile.
+def _in_one_program(f: Callable[..., R], options: dict[str, Any], dtype: Any, *xs: jax.Array) -> R:
+    """f(validated options, *xs): one by one its operations take seconds to compile.
 
-
-def _hoisted(options: dict[str, Any], dtype: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """What of validated options is structure, the score modifier and the classes of the mask, and their arrays."""
+    Inside `jax.shard_map` they are traced already, and a score may have captured what differs between devices.
+    """
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return f(options, *xs)
     score, captured = (None, ()) if options["score"] is None else hoist_closure(options["score"], dtype)
     mask = jax.tree.map(mask_leaf, options["mask"])
-    return score, classes(mask), {**options, "mask": mask, "score": captured}
+    return _compiled(f, score, classes(mask), {**options, "mask": mask, "score": captured}, *xs)
 
 
-def _with_score(score: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that `_hoisted` took apart."""
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compiled(f: Callable[..., R], score: Any, _: Any, options: dict[str, Any], *xs: jax.Array) -> R:
+    """The classes of the mask are of its structure, and told apart by themselves alone."""
     captured = options["score"]
-    return {**options, "score": None if score is None else lambda x, t, s: score(captured, x, t, s)}
+    return f({**options, "score": None if score is None else lambda x, t, s: score(captured, x, t, s)}, *xs)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _steps(score: Any, _: Any, q: jax.Array, k: jax.Array, v: jax.Array, options: dict[str, Any]) -> Steps:
-    options = _with_score(score, options)
+def _steps(options: dict[str, Any], q: jax.Array, k: jax.Array, v: jax.Array) -> Steps:
     return reference.steps(q, k, v, **arguments.dense(q.shape[0], k.shape[0], options))[0]
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _weights(
-    score: Any, _: Any, q: jax.Array, k: jax.Array, lse: jax.Array, rows: jax.Array, options: dict[str, Any]
-) -> jax.Array:
-    options = _with_score(score, options)
+def _weights(options: dict[str, Any], q: jax.Array, k: jax.Array, lse: jax.Array, rows: jax.Array) -> jax.Array:
     full = arguments.dense(q.shape[0], k.shape[0], {**options, "mask": None})
 
     def one(r: jax.Array) -> jax.Array:

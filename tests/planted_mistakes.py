@@ -118,7 +118,7 @@ plant("the entropy from lse and the mean logit", "jattn/per_query.py", "entropy,
 plant("the weights counted as constants of the mean logit", PER_QUERY, " * (1 + _finite_below(logits, self.m))", "",
       MEASURED)
 plant("log_sum counted as a constant of the mean logit", "jattn/per_query.py",
-      "return deviation * jnp.exp(constant - log_sum)", "return deviation", MEASURED)
+      "deviation *= jnp.exp(jax.lax.stop_gradient(log_sum) - log_sum)", "deviation *= 1", MEASURED)
 plant("equal logits in the order of the visits", PER_QUERY, "dimension=1, num_keys=2", "dimension=1, num_keys=1",
       "per_query.py::test_the_best_keys_are_those_of_a_stable_sort[5]")
 plant("a best key without the gradient of its bias", PER_QUERY, "_entries(x.bias, rows, at)",
@@ -668,6 +668,10 @@ plant("a bias of one example for all", "jattn/hosts/_attend.py", "own = {name: x
       "own = {name: x[:1] if x.shape[0] == 1 else x for",
       "hosts.py::test_flax_keeps_statistics_and_the_weights_of_chosen_rows[one for all]")
 plant("two partials of a ring joined without their sums", PARTIALS, SHARES, SHARES.replace(" + x[2]", ""), ALIBI)
+
+plant("what differs between devices taken for what they share", "jattn/one_head.py",
+      "if jax.sharding.get_abstract_mesh().manual_axes:", "if False:",
+      "modes.py::test_what_differs_between_devices_may_be_captured[explain]")
 
 # The study of gradients.
 

@@ -280,9 +280,12 @@ def test_classes_of_a_users_own_are_told_apart():
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, T, 4)), jnp.float32)
     for mask in (Past(), Future()):
         want = reference.attention(*x, mask=masks.to_dense(mask, T, T))[0]
-        np.testing.assert_allclose(jattn.attention(*x, mask=mask), want, atol=1e-5)
+        for found in (jattn.attention(*x, mask=mask), jattn.explain(*x, mask=mask).out):
+            np.testing.assert_allclose(found, want, atol=1e-5)
     for score in (Halved(), Tripled()):
-        np.testing.assert_allclose(jattn.attention(*x, score=score), reference.attention(*x, score=score)[0], atol=1e-5)
+        want = reference.attention(*x, score=score)[0]
+        for found in (jattn.attention(*x, score=score), jattn.explain(*x, score=score).out):
+            np.testing.assert_allclose(found, want, atol=1e-5)
 
 
 def test_each_example_and_each_head_has_arrays_of_its_own():

@@ -536,6 +536,40 @@ def test_no_eager_call_compiles_again(name, caplog):
     assert compiled(q[:23])
 
 
+def by_table(table):
+    return lambda a, t, s: a + table[jnp.abs(t - s)]
+
+
+WRITTEN_OUT = {
+    "explain": lambda q, table: jattn.explain(q, q, q, mask=masks.causal(), score=by_table(table)).out,
+    "weights": lambda q, table: jattn.weights_of(q, q, table, score=by_table(table)),
+    "statistics": lambda q, table: jattn.statistics(q, q, score=by_table(table)).entropy,
+    "top keys": lambda q, table: jattn.top_keys(q, q, 2, score=by_table(table))[1],
+    "pulls": lambda q, table: jattn.flow.pulls(q, q, q, lambda steps: (steps.out.sum(1) * table).sum()).on_q,
+    "rollout": lambda q, table: jattn.flow.rollout(jattn.softmax(q @ q.T)[None], residual=jnp.tanh(table[0])),
+    "margin": lambda q, table: jattn.flow.max_margin(q * table[1], 0).direction,
+}
+
+
+@structure
+@pytest.mark.skipif(jax.device_count() < 2, reason="it needs a mesh of two devices")
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_what_differs_between_devices_may_be_captured(name):
+    """Inside shard_map, as mapped over the same examples on one device; and its gradient."""
+    f, q, table = WRITTEN_OUT[name], normal(2, 6, 4, seed=1), normal(2, 6, seed=2)
+
+    def gradient(q, table):
+        return jax.grad(lambda q: jnp.sum(jnp.sin(f(q, table))))(q)
+
+    def on_each(q, table):
+        return jax.tree.map(lambda x: x[None], (f(q[0], table[0]), gradient(q[0], table[0])))
+
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    got = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=jax.P("b"), out_specs=jax.P("b")))(q, table)
+    want = jax.jit(jax.vmap(lambda *x: (f(*x), gradient(*x))))(q, table)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
 # jax.debug.print
 
 

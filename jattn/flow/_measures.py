@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._numerics import max_or_nan, promoted
+from jattn._numerics import match_varying_axes, max_or_nan, promoted
 from jattn._types import Array, ArrayLike, Float, Keys, Numeric, Queries
 from jattn.arguments.options import qkv, scale_array
 
@@ -161,7 +161,7 @@ def rollout(weights: Float[ArrayLike, "L T T"], *, residual: Numeric = 0.5) -> F
 
 @jax.jit
 def _rolled(weights: jax.Array, r: jax.Array) -> jax.Array:
-    eye = jnp.eye(weights.shape[1], dtype=weights.dtype)
+    weights, r, eye = match_varying_axes(weights, r, jnp.eye(weights.shape[1], dtype=weights.dtype))
     return jax.lax.scan(lambda reached, A: (((1 - r) * A + r * eye) @ reached, None), eye, weights)[0]
 
 
