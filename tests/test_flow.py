@@ -257,6 +257,8 @@ def test_entropy_and_saturation_run_from_uniform_to_one_hot():
     assert jax.jit(flow.saturation)(np.ones((2, 1), np.float32)).tolist() == [1, 1]
     assert np.isfinite(slopes).all()
     assert np.isnan(jax.jit(flow.entropy)(np.float32([[np.nan, 1]]))).all()  # not 0, as of a row that is one-hot
+    for n in (1, 3):  # 0, and not −0, of a row that is one-hot
+        assert not np.signbit(jax.jit(flow.entropy)(np.eye(n, dtype=np.float32))).any()
     p, J, _ = of_softmax(normal(7, seed=2, dtype=np.float32))
     trace = 1 - jax.jit(flow.saturation)(p)
     assert trace * (1 - 1 / 7) == pytest.approx(float(np.trace(J)), rel=1e-5)
