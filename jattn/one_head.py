@@ -316,7 +316,7 @@ def _in_one_program(f: Callable[..., R], options: dict[str, Any], dtype: Any, *x
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _compiled(f: Callable[..., R], score: Any, _: Any, options: dict[str, Any], *xs: jax.Array) -> R:
-    """The classes of the mask are of its structure, and told apart by themselves alone."""
+    """The third is the classes of the mask: JAX may take one for another where their structures are equal."""
     captured = options["score"]
     return f({**options, "score": None if score is None else lambda x, t, s: score(captured, x, t, s)}, *xs)
 

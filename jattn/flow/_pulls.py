@@ -80,7 +80,8 @@ def pulls(
       Pulls(on_q [T, S, D], on_k [T, S, D], on_v [T, S, Dv]). A pair that is not allowed pulls with 0.
 
     Raises:
-      TypeError: a dtype is of the wrong kind, or loss is not a function. ValueError: shapes do not fit.
+      TypeError: a dtype is of the wrong kind, or loss is not a function. ValueError: shapes do not fit, or the loss
+        is not one real scalar.
 
     Memory: T × S × (2 D + Dv).
 
