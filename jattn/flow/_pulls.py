@@ -71,7 +71,8 @@ def pulls(
     Args:
       q: [T, D]. k: [S, D]. v: [S, Dv].
       loss: a function of Steps(scores, scaled, weights, out), such as `cross_entropy(0)`; it may use scaled, weights,
-        out, or all of them.
+        out, or all of them. Compiled once, however often it is written anew, but for what has a `jax.custom_jvp` of
+        its own, as jax.nn.relu: keep that function.
       mask: booleans [T, S] or a value of `jattn.masks`.
       bias: added to the scores, broadcastable to [T, S].
       scale: what the dot products are multiplied by; 1/√D if None.
@@ -114,7 +115,7 @@ def _pulls(
     remedy = "Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."
     _errors.function(caller, "loss", loss, remedy)
     taken = steps_of(caller, q, k, v, mask, bias, scale)
-    closed, captured, out = close(lambda *steps: loss(Steps(*steps)), *taken)
+    closed, captured, out = close(loss, taken)
     if len(out) != 1 or out[0].shape or not jnp.issubdtype(out[0].dtype, jnp.floating):
         got = " and ".join(f"{x.dtype}{list(x.shape)}" for x in out) or "nothing"
         remedy = "Reduce it to one number, by a sum or a mean."
