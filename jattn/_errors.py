@@ -235,6 +235,14 @@ def function(caller: str, name: str, f: Any, remedy: str) -> None:
         fail(TypeError, caller, f"{name} must be a function", remedy, **{name: f"of type {type(f).__name__}"})
 
 
+def loss(caller: str, made: Any) -> None:
+    """Refuses a loss by what `jax.eval_shape` says that it returns, where that is not one real number."""
+    if not hasattr(made, "shape") or made.shape or not jnp.issubdtype(made.dtype, jnp.floating):
+        got = f"{made.dtype}{shape(made)}" if hasattr(made, "shape") else f"of type {type(made).__name__}"
+        remedy = "Reduce it to one number, by a sum or a mean."
+        fail(ValueError, caller, "loss must return one real scalar", remedy, **{"loss returning": got})
+
+
 def takes(caller: str, name: str, f: Any, n: int, remedy: str) -> None:
     """Refuses what is not a function of n scalars."""
     function(caller, name, f, remedy)

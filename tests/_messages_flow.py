@@ -203,7 +203,7 @@ FLOW = [
     (lambda: flow.attention_steps(KEYS[0], KEYS, KEYS), ValueError, "attention_steps: q must have the axes [T, D], got q [5]. This function is one head without a batch: map it with jax.vmap, or call dot_product_attention."),
     (lambda: flow.pulls(KEYS, KEYS, KEYS, 0), TypeError, "pulls: loss must be a function, got loss of type int. Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."),
     (lambda: flow.pulls(KEYS, KEYS, KEYS, lambda steps: steps.out), ValueError, "pulls: loss must return one real scalar, got loss returning float32[17, 5]. Reduce it to one number, by a sum or a mean."),
-    (lambda: flow.pulls(KEYS, KEYS, KEYS, lambda steps: (steps.out.sum(), steps.scaled)), ValueError, "pulls: loss must return one real scalar, got loss returning float32[] and float32[17, 17]. Reduce it to one number, by a sum or a mean."),
+    (lambda: flow.pulls(KEYS, KEYS, KEYS, lambda steps: (steps.out.sum(), steps.scaled)), ValueError, "pulls: loss must return one real scalar, got loss returning of type tuple. Reduce it to one number, by a sum or a mean."),
     (ran(loss=None), TypeError, "run: loss must be a function, got loss of type NoneType. Write loss(params, *data) -> scalar."),
     (ran(observe=3), TypeError, "run: observe must be a function, got observe of type int. Write observe(now) -> a pytree of arrays."),
     (ran(track=3), TypeError, "run: track must be a function, got track of type int. Write track(updates) -> a pytree of arrays."),

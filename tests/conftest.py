@@ -89,7 +89,9 @@ def pytest_collection_modifyitems(config, items):
     )
     left_out = [] if config.option.all else [item for item in items if item.get_closest_marker("exhaustive")]
     cases = collections.Counter()
-    for item in [item for item in items if item not in left_out and hasattr(item, "callspec")]:
+    for item in items:
+        if item in left_out or not hasattr(item, "callspec"):
+            continue
         test = item.path, item.originalname
         if cases[test] % config.option.one_in:
             left_out.append(item)

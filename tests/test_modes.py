@@ -25,6 +25,9 @@ T, TILE = 29, (16, 16)
 structure = pytest.mark.structure  # of all but what depends on which operations XLA fuses
 
 
+OF_TWO = pytest.mark.skipif(jax.device_count() < 2, reason="it needs a mesh of two devices")
+
+
 def arguments(dtype=np.float32):
     """What attention is a function of, a learned score and sink among it."""
     q, k, v = qkv(T=T, S=T, dtype=dtype)
@@ -342,6 +345,14 @@ def test_64_bits_are_those_of_the_inputs(wide):
 # What is compiled, and when.
 
 
+def compiled_by(caplog, f, *args):
+    """What a call compiles."""
+    caplog.clear()
+    with jax.log_compiles(True), caplog.at_level(logging.WARNING):
+        f(*args)
+    return [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
+
+
 @structure
 def test_a_second_call_compiles_nothing(caplog):
     """Eager and jitted, with scores and masks that are written anew; the control: another length does compile."""
@@ -350,12 +361,7 @@ def test_a_second_call_compiles_nothing(caplog):
     def call(x, n):
         return jattn.attention(x["q"], x["k"], x["v"], score=lambda a, t, s: a * 2, mask=masks.lengths(k=n))
 
-    def compiled(f, *args):
-        caplog.clear()
-        with jax.log_compiles(True), caplog.at_level(logging.WARNING):
-            f(*args)
-        return [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
-
+    compiled = functools.partial(compiled_by, caplog)
     chex.clear_trace_counter()
     jitted = jax.jit(chex.assert_max_traces(call, n=1))
     x, shorter = arguments(), jax.tree.map(lambda a: a[:23], arguments())
@@ -379,10 +385,7 @@ def test_a_bare_custom_jvp_in_a_score_written_anew_compiles_anew(caplog):
             jattn.attention(q, q, q, score=score())
 
         call()
-        caplog.clear()
-        with jax.log_compiles(True), caplog.at_level(logging.WARNING):
-            call()
-        return any("Compiling" in r.getMessage() for r in caplog.records)
+        return compiled_by(caplog, call)
 
     assert compiles(lambda: lambda a, t, s: jax.nn.relu(a))
     assert not compiles(lambda: kept)
@@ -525,15 +528,9 @@ def test_no_eager_call_compiles_again(name, caplog):
     """Whatever of it is written anew; the control: other shapes do compile."""
     q = arguments()["q"]
     GUARDED[name](q)
-
-    def compiled(q):
-        caplog.clear()
-        with jax.log_compiles(True), caplog.at_level(logging.WARNING):
-            GUARDED[name](q)
-        return any("Compiling" in r.getMessage() for r in caplog.records)
-
-    assert not compiled(q + 1)
-    assert compiled(q[:23])
+    other, shorter = q + 1, q[:23]
+    assert not compiled_by(caplog, GUARDED[name], other)
+    assert compiled_by(caplog, GUARDED[name], shorter)
 
 
 def by_table(table):
@@ -552,7 +549,7 @@ WRITTEN_OUT = {
 
 
 @structure
-@pytest.mark.skipif(jax.device_count() < 2, reason="it needs a mesh of two devices")
+@OF_TWO
 @pytest.mark.parametrize("name", WRITTEN_OUT)
 def test_what_differs_between_devices_may_be_captured(name):
     """Inside shard_map, as mapped over the same examples on one device; and its gradient."""
@@ -615,7 +612,6 @@ def cached(**options):
 
 LEAVE = "Leave it out for 1/√D."
 WIDEN = "Give q and k at least one column."
-OF_TWO = pytest.mark.skipif(jax.device_count() < 2, reason="it needs a mesh of two devices")
 REFUSED = [
     (lambda: jattn.attention(zeros(3, 0), zeros(5, 0), zeros(5, 2)), f"attention: D must be at least 1, got q [3, 0] and k [5, 0]. {WIDEN}"),
     (lambda: jattn.explain(zeros(3, 0), zeros(5, 0), zeros(5, 2)), f"explain: D must be at least 1, got q [3, 0] and k [5, 0]. {WIDEN}"),

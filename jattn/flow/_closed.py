@@ -71,6 +71,7 @@ def steps_of(
     bias: ArrayLike | None,
     scale: Numeric | None,
 ) -> Steps:
+    """`attention_steps`, for functions that errors are to name in its place."""
     scores, scaled, _, out = every_step(caller, q, k, v, mask, bias=bias, scale=scale)
     weights, mean = _with_tails(scaled, jnp.asarray(v))
     return Steps(scores, scaled, weights, mean.astype(out.dtype))

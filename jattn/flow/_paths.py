@@ -337,11 +337,7 @@ def check_functions(caller: str, loss: Loss, observe: Observe | None, params: Tr
         _errors.fail(ValueError, caller, must, remedy, params=f"of type {type(params).__name__}")
     for x in jax.tree.leaves(params):
         _errors.floating(caller, params=x)
-    made = jax.eval_shape(loss, params, *data)
-    if not hasattr(made, "shape") or made.shape or not jnp.issubdtype(made.dtype, jnp.floating):
-        got = f"{made.dtype}{_errors.shape(made)}" if hasattr(made, "shape") else f"of type {type(made).__name__}"
-        remedy = "Reduce it to one number, by a sum or a mean."
-        _errors.fail(ValueError, caller, "loss must return one real scalar", remedy, **{"loss returning": got})
+    _errors.loss(caller, jax.eval_shape(loss, params, *data))
     return params
 
 

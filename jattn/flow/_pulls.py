@@ -115,11 +115,8 @@ def _pulls(
     remedy = "Pass a loss of its Steps, as cross_entropy(0) or lambda steps: -steps.out.sum()."
     _errors.function(caller, "loss", loss, remedy)
     taken = steps_of(caller, q, k, v, mask, bias, scale)
-    closed, captured, out = close(loss, taken)
-    if len(out) != 1 or out[0].shape or not jnp.issubdtype(out[0].dtype, jnp.floating):
-        got = " and ".join(f"{x.dtype}{list(x.shape)}" for x in out) or "nothing"
-        remedy = "Reduce it to one number, by a sum or a mean."
-        _errors.fail(ValueError, caller, "loss must return one real scalar", remedy, **{"loss returning": got})
+    _errors.loss(caller, jax.eval_shape(loss, taken))
+    closed, captured, _ = close(loss, taken)
     dtype = taken.scaled.dtype
     c = np.asarray(q.shape[1] ** -0.5, dtype) if scale is None else scale_array(caller, scale).astype(dtype)
     return _from_steps(closed, captured, q, k, v, taken, jax.device_put(c))
