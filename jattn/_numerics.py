@@ -1,7 +1,7 @@
 """Ground: the few numerical steps that every computation of attention shares."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -34,7 +34,9 @@ def below(x: jax.Array, top: jax.Array) -> jax.Array:
     the largest entry misses its own rounded maximum, by 1e22 for a logit of 1e30: silent zeros, or NaN.
     """
     top = jnp.broadcast_to(top, x.shape)
-    return _below(x, top) if _in_kernel.get() else below_p.bind(*match_varying_axes(x, top))  # its type is that of x
+    return (
+        _below(x, top) if _in_kernel.get() is not None else below_p.bind(*match_varying_axes(x, top))
+    )  # its type is that of x
 
 
 def match_varying_axes(*xs: jax.Array) -> list[jax.Array]:
@@ -60,17 +62,48 @@ def _below(x: jax.Array, top: jax.Array) -> jax.Array:
     return jnp.where(x >= top, 0, x - top)
 
 
-_in_kernel: ContextVar[bool] = ContextVar("in_kernel", default=False)
+_in_kernel: ContextVar[dict[int, tuple[jax.Array, jax.Array]] | None] = ContextVar("in_kernel", default=None)
+"""While a kernel is traced, what `standing` made, by its id, beside what it was made of."""
 
 
 @contextlib.contextmanager
 def in_kernel() -> Iterator[None]:
     """While a kernel is traced: its compiler does not know the primitive of `below`, and nothing differentiates it."""
-    token = _in_kernel.set(True)
+    token = _in_kernel.set({})
     try:
         yield
     finally:
         _in_kernel.reset(token)
+
+
+def standing(x: jax.Array) -> jax.Array:
+    """The transpose of what a kernel reads, which remembers x.
+
+    The compiler of a TPU makes every transpose that it is told of, also one that is undone, or that a product could do
+    without: where x is wanted, `transpose` and `tile.dot` take x itself.
+    """
+    memo = _in_kernel.get()
+    assert memo is not None
+    found = x.T
+    memo[id(found)] = found, x
+    return found
+
+
+def lying(x: jax.Array) -> jax.Array | None:
+    """What x is the transpose of, if `standing` made it."""
+    memo = _in_kernel.get()
+    return memo[id(x)][1] if memo and id(x) in memo else None
+
+
+def transpose(x: jax.Array) -> jax.Array:
+    found = lying(x)
+    return x.T if found is None else found
+
+
+def as_it_lies(f: Callable[..., jax.Array], x: jax.Array, *others: jax.Array) -> jax.Array:
+    """f(x, *others), entry by entry, computed of the transposes if x is one."""
+    found = lying(x)
+    return f(x, *others) if found is None else standing(f(found, *map(transpose, others)))
 
 
 # A primitive, since JAX forgets the rule of a jax.custom_jvp in the body of a scan that it takes apart to transpose:

@@ -61,6 +61,7 @@ class SoftmaxState(NamedTuple):
         *,
         transposed: bool = False,
         exact: bool = False,
+        plain: bool = False,
     ) -> "SoftmaxState":
         """With some more keys.
 
@@ -70,13 +71,14 @@ class SoftmaxState(NamedTuple):
           nan_rows: 0, or NaN for the queries whose result is to be NaN.
           exact: whether no logit is infinite, excluded pairs having `excluded` for −∞, and none is the result of a
             product that XLA could fuse with "− m". Then XLA makes one kernel of maximum, difference and exponential.
+          plain: whether none is +∞, and none the result of such a product.
         """
         keys: dict[str, Any] = {"axis": 0, "keepdims": True} if transposed else {"axis": -1}
         m = jnp.maximum(self.m, logits.max(**keys))
         if nan_rows is not None:
             m += nan_rows
         top, minus = (m, jnp.subtract) if exact else (finite_or_zero(m), below)
-        p = jnp.exp(minus(logits, _beside_width(top, transposed)))
+        p = jnp.exp((jnp.subtract if plain else minus)(logits, _beside_width(top, transposed)))
         shrink = jnp.exp(minus(self.m, top))
         wide = _beside_width(shrink, transposed)
         acc = jax.tree.map(lambda acc, more: acc * wide + more, self.acc, weighted_values(p))

@@ -420,10 +420,18 @@ plant("in a kernel, the same tile fetched at every step", TPU, "return fetch_ref
       "return b * 0", f"{AS_DEFINED}[causal]")
 plant("in a kernel, the last tile left out", TPU, "pl.when(b == grid.steps[2] - 1)", "pl.when(b == grid.steps[2] - 2)",
       f"{AS_DEFINED}[nothing]")
-plant("in a kernel, what is masked taken for full", TPU, "pl.when((state == FULL) & ~nonfinite)",
-      "pl.when((state > 0) & ~nonfinite)", f"{AS_DEFINED}[causal]")
-plant("in a kernel, a tile with a NaN taken for one without", KERNEL, "return found > 0", "return found > 3",
-      "kernels.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
+plant("in a kernel, what is masked taken for full", TPU, "pl.when((state == FULL) & finite)",
+      "pl.when((state > 0) & finite)", f"{AS_DEFINED}[causal]")
+SPOILED = "kernels.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it"
+plant("in a kernel, a tile with a NaN taken for one without", KERNEL, "return found > 0", "return found > 3", SPOILED)
+plant("in a kernel, a query that met a NaN in another tile", KERNEL, "for row in rows:", "for row in ():",
+      f"{SPOILED}[met by one document]")
+plant("in a kernel, a key whose products overflow taken for one of any other", KERNEL, "any_not(magnitude(k) < bound",
+      "any_not(magnitude(k) < jnp.inf", "kernels.py::test_what_overflows_behind_a_mask_reaches_nothing[k]")
+plant("in a kernel, every tile searched for what is not finite", TPU, "masked=True, finite=True",
+      "masked=True, finite=False", "kernels.py::test_one_form_of_a_tile_alone_looks_for_what_is_not_finite")
+plant("in a kernel, narrow operands copied to where they fill registers", TPU, "shape[-1] % LANES != 0",
+      "shape[-1] < 0", "kernels.py::test_operands_lie_as_a_tpu_keeps_them[64-shape0]")
 plant("in a kernel, the operands of another head", GRID, "index = index * self.sizes[level] + at[level]",
       "index = at[level]", IN_GROUPS)
 plant("in a kernel, dk and dv of one head of a group alone", GRID, "self.count(self.shared) * self.inner",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
-from _jaxprs import formed
+from _jaxprs import formed, within
 from _kernels import CLOSE, KEY, RATE, assert_as_defined, assert_close, batch, by_distance, head, orders, over_arrays
 from jax.experimental import pallas
 from jax.experimental.pallas import tpu as pallas_tpu
@@ -107,6 +107,12 @@ AGAIN |= {"prefix | ~window", "dilated | chunked", "sinks | strided, or neighbou
 )
 def test_the_kernels_are_the_definition_and_its_derivatives(name):
     assert_as_defined(CASES[name], T, S, D, Dv, TILE)
+
+
+@pytest.mark.structure
+def test_heads_that_fill_the_registers_lie_the_other_way_round():
+    """Those of q and k do, of 128; those of v do not."""
+    assert_as_defined(CASES["everything"], T, S, 128, Dv, TILE)
 
 
 def two_tables(x):
@@ -281,15 +287,19 @@ def test_arrays_that_a_mask_and_a_score_look_up_may_differ_from_head_to_head():
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize("where", ["masked", "met", "met everywhere"])
+@pytest.mark.parametrize("where", ["masked", "met", "met everywhere", "met by one document"])
 def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it(where):
     q, k, v = (normal(n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
     k[200], v[201] = np.nan, np.inf
-    mask = {"masked": masks.lengths(None, 200), "met": masks.causal(), "met everywhere": None}[where]
-    more = {"q_positions": AT["q_positions"], "k_positions": AT["k_positions"]}
+    mask = {
+        "masked": masks.lengths(None, 200),
+        "met": masks.causal(),
+        "met everywhere": None,
+        "met by one document": masks.segments(*IDS),  # beside others in one tile of queries, whose keys are in the next
+    }[where]
 
     def of(how):
-        f = lambda *x: jattn.attention(*x, mask=mask, return_lse=True, tile=TILE, implementation=how, **more)  # noqa: E731
+        f = lambda *x: jattn.attention(*x, mask=mask, return_lse=True, tile=TILE, implementation=how, **AT)  # noqa: E731
         return jax.tree.map(np.asarray, batch(f)(q, k, v))
 
     (got, got_gradient), (want, want_gradient) = of("interpret"), of("loops")
@@ -304,6 +314,28 @@ def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_me
                 assert (g[own] == 0).all()
                 spoiled[own] = False
             np.testing.assert_array_equal(np.isnan(g).any(1), spoiled)
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("name", ["k", "v", "scale"])
+def test_what_overflows_behind_a_mask_reaches_nothing(name):
+    """A product that is infinite, beside a bias that a mask makes −∞: of one key, or by the scale all of them."""
+    x = {"q": normal(T, D, seed=0), "k": normal(S, D, seed=1), "v": normal(S, Dv, seed=2), "bias": normal(T, S, seed=3)}
+    x = {name: jnp.asarray(a, jnp.float32) for name, a in x.items()} | {"scale": jnp.float32(0.3)}
+    x[name] = jnp.float32(3e38) if name == "scale" else x[name].at[200].set(3e38)
+
+    def of(how):
+        def f(x):
+            more = {"bias": x["bias"], "scale": x["scale"], "mask": masks.lengths(None, 200), "tile": TILE}
+            return jattn.attention(x["q"], x["k"], x["v"], return_lse=True, implementation=how, **more)
+
+        return orders(f)(x, jax.tree.map(jnp.cos, x))
+
+    got, want = of("interpret"), jax.tree.map(np.asarray, of("loops"))
+    if name == "scale":  # its own derivative, and those that it multiplies, are beyond what float32 holds
+        got, want = got[0], want[0]
+    assert_close(got, want)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(want)) or name == "scale"
 
 
 @pytest.mark.structure
@@ -414,9 +446,9 @@ def of_64_bits(jaxpr):
     return [a for a in held if hasattr(a, "dtype") and a.dtype.itemsize > 4]
 
 
-@pytest.mark.parametrize("name", WITH_X64)
-def test_with_x64_a_kernel_of_the_tpu_holds_nothing_of_64_bits(name, x64, monkeypatch):
-    """Its compiler takes none: not as an operand, not to find a block by, not to rotate a row by."""
+@pytest.fixture
+def kernels_that_are_lowered(monkeypatch):
+    """The jaxprs of the kernels that are made within a test, each of one `pallas_call`."""
     found, pallas_call = [], pallas.pallas_call
 
     def spied(*args, **options):
@@ -429,10 +461,53 @@ def test_with_x64_a_kernel_of_the_tpu_holds_nothing_of_64_bits(name, x64, monkey
         return run
 
     monkeypatch.setattr(pallas, "pallas_call", spied)
+    return found
+
+
+@pytest.mark.parametrize("name", WITH_X64)
+def test_with_x64_a_kernel_of_the_tpu_holds_nothing_of_64_bits(name, x64, kernels_that_are_lowered):
+    """Its compiler takes none: not as an operand, not to find a block by, not to rotate a row by."""
     f, x = with_x64(name)
     assert kernels_in(f.trace(*x).lower(lowering_platforms=("tpu",))) == 5
-    assert len(found) >= 4
-    assert [of_64_bits(jaxpr) for jaxpr in found] == [[]] * len(found)
+    assert len(kernels_that_are_lowered) >= 4
+    assert [of_64_bits(jaxpr) for jaxpr in kernels_that_are_lowered] == [[]] * len(kernels_that_are_lowered)
+
+
+@pytest.mark.parametrize(("mask", "visits"), [(masks.causal(), 3), (None, 2), (masks.window(100, 0), 2)])
+def test_one_form_of_a_tile_alone_looks_for_what_is_not_finite(mask, visits, kernels_that_are_lowered):
+    """Of three, or of those that occur: of a full tile, of a masked one, and of one that holds such an entry."""
+    x = [jax.ShapeDtypeStruct((1024, 64), jnp.float32)] * 3
+    f = lambda *x: jnp.sum(jattn.attention(*x, mask=mask, tile=(256, 256)) ** 2)  # noqa: E731
+    jax.jit(jax.grad(f, (0, 1, 2))).trace(*x).lower(lowering_platforms=("tpu",))
+    assert len(kernels_that_are_lowered) == 3
+    for jaxpr in kernels_that_are_lowered:
+        (kernel,) = (eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.primitive.name == "pallas_call")
+        branches = [primitives(branch) for branch in conditional(kernel)]
+        tiles = [names for names in branches if names.count("dot_general") > 1]
+        assert len(tiles) == visits
+        assert sum("is_finite" in names for names in tiles) == 1
+
+
+def conditional(jaxpr):
+    return [branch.jaxpr for eqn in jaxpr.eqns if eqn.primitive.name == "cond" for branch in eqn.params["branches"]]
+
+
+def primitives(jaxpr):
+    return [
+        name for eqn in jaxpr.eqns for name in (eqn.primitive.name, *(n for x in within(eqn) for n in primitives(x)))
+    ]
+
+
+@pytest.mark.parametrize(("D", "shape"), [(64, (1, 64, 1024)), (128, (1, 1024, 128))])
+def test_operands_lie_as_a_tpu_keeps_them(D, shape, kernels_that_are_lowered):
+    """Of columns that do not fill its registers it makes rows; a kernel that takes those has nothing copied to it."""
+    x = [jax.ShapeDtypeStruct((1024, D), jnp.float32)] * 3
+    f = lambda *x: jnp.sum(jattn.attention(*x) ** 2)  # noqa: E731
+    jax.jit(jax.grad(f, (0, 1, 2))).trace(*x).lower(lowering_platforms=("tpu",))
+    for jaxpr in kernels_that_are_lowered:
+        wide = [v.aval.shape for v in (*jaxpr.invars, *jaxpr.outvars) if len(v.aval.shape) == 3 and D in v.aval.shape]
+        assert len(wide) >= 4
+        assert set(wide) == {shape}
 
 
 @pytest.mark.structure

@@ -21,6 +21,7 @@ import _many_devices
 import _selection
 import _verdicts
 import _ways
+import how_long_is_a_tile_on_a_tpu as tile_on_a_tpu
 import what_compiles
 
 LENGTHS = _selection.LENGTHS
@@ -346,3 +347,22 @@ def test_links_are_what_the_vendors_state():
         for name in ("TPU v5e", "H200")
     )
     assert slow == pytest.approx(9 * fast)
+
+
+def test_the_forms_of_a_tile_are_read_from_what_the_compiler_schedules():
+    """A region ends at a jump and where one may arrive; that of a tile has an exponential for each register."""
+    exponential = "{ %v1 = vpow2.f32 %v0  ;;  %v2 = vadd.f32 %v0, %v0 }"
+    n = tile_on_a_tpu.EXPONENTIALS
+    bodies = ["{ nop }"] * 3, [exponential] * n + ["{ nop }"], ["{ nop }"] * 5, [exponential] * (2 * n), [exponential]
+    lines, at = ["LB: loop body"], 0
+    for body in bodies:
+        lines += [f"  0x{at + i:x} {'PF' if i == 0 else '  '} : > {line} /* 0x7 */" for i, line in enumerate(body)]
+        at += len(body)
+    text = "\n".join(lines)
+    assert [region.bundles for region in tile_on_a_tpu.regions(text)][1:-1] == [len(body) for body in bodies[:-1]]
+    first, second = tile_on_a_tpu.tiles(text)
+    assert (first.first, first.bundles, second.bundles) == (3, n + 1, 2 * n)
+    used = [f"1 {4 if first.first <= i < first.first + n else 0} 9" for i in range(at)]
+    said = "\n".join(["== CAPACITY:", "XLU, MXU, VLOAD:FILL", "    3     4     3", "== UTILIZATION:", *used])
+    assert tile_on_a_tpu.filled(said, first) == n / (n + 1)
+    assert tile_on_a_tpu.filled(said, second) == 0

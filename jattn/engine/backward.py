@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import is_half, zero_nonfinite_rows
+from jattn._numerics import as_it_lies, is_half, transpose, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import Operand
@@ -146,20 +146,21 @@ def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, 
     products = tiles.products(q, k, scale, transposed=True)
     found, pullback = jax.vjp(logits, products, fields["bias"], fields["captured"])
     p = w.probabilities(found)
-    ds, dbias, dcaptured = pullback(p * (w.drop(tiles.dot(w.v, dout.T)) + g))
-    dq = dk = None
+    ds, dbias, dcaptured = pullback(p * (w.drop(tiles.dot(w.v, transpose(dout))) + g))
+    dq: Any = None
+    dk: Any = None
     if fields["q"] is not None or fields["scale"] is not None:
         dq = tiles.dot(k, ds, over=(0, 0))  # of the scaled query, [D, queries]
         dq = dq if q_nonfinite is None else jnp.where(q_nonfinite.T, 0, dq)
     if fields["k"] is not None:
-        dk = tiles.dot(ds, q) * scale if is_half(q) else tiles.dot(ds, q * scale)
+        dk = tiles.dot(ds, q) * scale if is_half(q) else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))
         dk = dk if k_nonfinite is None else jnp.where(k_nonfinite, 0, dk)
     return Operands(
         q=None if fields["q"] is None else dq * scale,
         k=dk,
         v=None if active.v is None else w.at_finite_values(tiles.dot(w.drop(p), dout)),
         bias=dbias,
-        scale=None if fields["scale"] is None else jnp.sum(dq * q.T),
+        scale=None if fields["scale"] is None else jnp.sum(dq * transpose(q)),
         captured=jax.tree.map(lambda a: a.astype(sums_in(plan, a)), dcaptured),
     )
 

@@ -112,6 +112,7 @@ def forward_full_tile(
     *,
     transposed: bool = False,
     exact: bool = False,
+    plain: bool = False,
 ) -> SoftmaxState:
     """The state after a tile of which every pair is allowed. A state of None is that before any key."""
     products = tiles.products(tile.q, tile.k, tile.scale, transposed=transposed)
@@ -119,11 +120,17 @@ def forward_full_tile(
     values = weighted_values(plan, tile, tile.v, transposed)
     if state is None:
         return SoftmaxState.of(logits, values)
-    return state.absorb(logits, values, nan_rows(products), transposed=transposed, exact=exact)
+    return state.absorb(logits, values, nan_rows(products), transposed=transposed, exact=exact, plain=plain)
 
 
 def forward_masked_tile(
-    plan: Plan, state: SoftmaxState | None, tile: Tile, *, transposed: bool = False, exact: bool = False
+    plan: Plan,
+    state: SoftmaxState | None,
+    tile: Tile,
+    *,
+    transposed: bool = False,
+    exact: bool = False,
+    plain: bool = False,
 ) -> SoftmaxState:
     """The state after a tile of which some pairs are allowed: what is not allowed is not looked at."""
     allowed = tiles.tile_mask(plan, tile)
@@ -141,7 +148,7 @@ def forward_masked_tile(
     if nonfinite is not None:
         met = any_along(allowed & (nonfinite if transposed else nonfinite.T), 0 if transposed else 1)
         state = state._replace(acc=nan_where(met, state.acc))
-    return state.absorb(logits, values, transposed=transposed, exact=exact)
+    return state.absorb(logits, values, transposed=transposed, exact=exact, plain=plain)
 
 
 def exact_logits(plan: Plan, x: Operands) -> bool:

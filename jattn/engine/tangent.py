@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, finite_or_zero, nan_where, nonfinite_rows, zero_nonfinite_rows
+from jattn._numerics import (
+    below,
+    finite_or_zero,
+    lying,
+    nan_where,
+    nonfinite_rows,
+    standing,
+    zero_nonfinite_rows,
+)
 from jattn.engine import tile as tiles
 from jattn.engine.batching import ForFinite, Linear, Operand, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
@@ -258,11 +266,17 @@ def logits_and_tangents(
 ) -> tuple[jax.Array, jax.Array]:
     """The logits of a tile, as `tile.logits` makes them, and their tangents."""
 
+    tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
+    turned = [name for name in ("q", "k") if tangents[name] is not None and lying(tangents[name]) is not None]
+
     def logits(active: dict[str, Any]) -> jax.Array:
+        active = active | {name: standing(active[name]) for name in turned}
         return tiles.logits(plan, merge_active(tile, active), allowed, **how)
 
-    tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
-    found: tuple[jax.Array, jax.Array] = jax.jvp(logits, (active_fields(tile_dot, tile),), (tangents,))
+    def lain(fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | {name: lying(fields[name]) for name in turned}
+
+    found: tuple[jax.Array, jax.Array] = jax.jvp(logits, (lain(active_fields(tile_dot, tile)),), (lain(tangents),))
     return found
 
 

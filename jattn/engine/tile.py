@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, is_half, nan_where, nonfinite_rows, zero_nonfinite_rows
+from jattn._numerics import (
+    as_it_lies,
+    below,
+    is_half,
+    lying,
+    nan_where,
+    nonfinite_rows,
+    transpose,
+    zero_nonfinite_rows,
+)
 from jattn.engine.batching import slice_of
 from jattn.engine.plan import ROLES, Operands, Plan
 from jattn.engine.tuning import DROPOUT_CELL
@@ -98,6 +107,11 @@ def dot(a: jax.Array, b: jax.Array, *, over: tuple[int, int] = (1, 0)) -> jax.Ar
     are exact in float32. A factor of float32 beside one of bfloat16 is the sum of two of bfloat16, of 8 bits each; as
     one in TF32 it would keep 11.
     """
+    a_lying, b_lying = lying(a), lying(b)
+    if a_lying is not None and over[0] == 0:
+        a, over = a_lying, (1, over[1])
+    if b_lying is not None:
+        b, over = b_lying, (over[0], 1 - over[1])
     dims = (((over[0],), (over[1],)), ((), ()))
     if a.dtype == b.dtype:
         return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32 if is_half(a) else None)
@@ -130,8 +144,8 @@ def products(q: jax.Array, k: jax.Array, scale: jax.Array, *, transposed: bool =
     """
     if is_half(q):
         return (dot(k, q.T) if transposed else dot(q, k.T)) * scale
-    scaled = q * scale
-    return dot(k, scaled.T) if transposed else dot(scaled, k.T)
+    scaled = as_it_lies(lambda q: q * scale, q)
+    return dot(k, transpose(scaled)) if transposed else dot(scaled, k.T)
 
 
 def logits(

@@ -91,7 +91,7 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
                 def step(carry: Any, i: Any, j: Any) -> Any:
                     more = load(False, b, i, j)
                     blocks = [y if x is None else x for x, y in zip(at_start, more, strict=True)]
-                    after, of_tile = kernel.visit(jax.tree.unflatten(tree, blocks), carry, i, j, masked)
+                    after, of_tile = kernel.visit(jax.tree.unflatten(tree, blocks), carry, i, j, masked, False)
                     for ref, role, value in zip(outs[n_sums:], roles[n_sums:], of_tile, strict=True):
                         store(ref, role, i, j, value)
                     return tuple(after)
@@ -116,8 +116,8 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
             carry = of_head(jnp.int32(0), carry)
         else:
             carry = jax.lax.fori_loop(jnp.int32(0), jnp.int32(heads), of_head, carry)
-        for ref, role, value in zip(outs[:n_sums], roles[:n_sums], kernel.finish(carry), strict=True):
-            store(ref, role, a, a, value)
+        for ref, y, value in zip(outs[:n_sums], kernel.outputs, kernel.finish(carry), strict=False):
+            store(ref, y.role, a, a, value.T if y.across else value)
 
     def traced(*refs: Any) -> None:
         with in_kernel():

@@ -7,6 +7,7 @@ index and never repeated.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from itertools import starmap
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn._numerics import is_half, nonfinite_rows
+from jattn._numerics import is_half
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
 from jattn.engine.kernels.distances import distances, in_order, over_diagonals
@@ -231,10 +232,31 @@ class Call:
         found = mapped([leaf.array.reshape(*n, *leaf.array.shape[1:]) for n, leaf in zip(shapes, leaves, strict=True)])
         return jax.tree.map(lambda y: Leaf(y.reshape(-1, *y.shape[len(own) :]), own, ""), found)
 
-    def nonfinite_tiles(self, leaf: Leaf, n: int) -> Leaf:
-        """Whether each tile of rows of q, k or v holds a non-finite one."""
-        flags = jax.vmap(nonfinite_rows)(leaf.array).reshape(leaf.array.shape[0], n, -1).any(2)
-        return Leaf(flags.astype(jnp.int32).reshape(-1), leaf.own, "")
+    def nonfinite_tiles(self, rows: Sequence[Leaf] = ()) -> list[Leaf]:
+        """Whether each tile of q, of k and of v holds what is not finite, or so large that a product could overflow.
+
+        A query of which the forward pass found a NaN (`rows`) makes its tile one of them: it met one in another tile.
+        """
+        plan, x = self.plan, self.x
+        largest = float(jnp.finfo(plan.dtype).max) / 16
+        bound = math.sqrt(largest / x.q.array.shape[2])  # |⟨q, k⟩| ≤ D · max |q| · max |k|
+
+        def any_not(holds: jax.Array, n: int) -> jax.Array:
+            return ~holds.reshape(n, -1).all(1)  # no comparison with a NaN holds
+
+        def magnitude(a: jax.Array) -> jax.Array:
+            return jnp.abs(a.astype(plan.dtype))
+
+        def of_q(q: jax.Array, scale: jax.Array, *rows: jax.Array) -> jax.Array:
+            found = any_not(magnitude(q) * jnp.maximum(magnitude(scale), 1) < bound, plan.q_tiles)
+            for row in rows:
+                found |= any_not(~jnp.isnan(row), plan.q_tiles)
+            return found
+
+        of_k = lambda k: any_not(magnitude(k) < bound, plan.k_tiles)  # noqa: E731
+        of_v = lambda v: any_not(magnitude(v) < bound / plan.S, plan.k_tiles)  # noqa: E731
+        found = self.over_levels(of_q, x.q, x.scale, *rows), self.over_levels(of_k, x.k), self.over_levels(of_v, x.v)
+        return [dataclasses.replace(y, array=y.array.astype(jnp.int32).reshape(-1)) for y in found]
 
     def tile(self, x: Operands, i: Any, j: Any) -> Tile:
         """The tile (i, j), of blocks that were read."""
@@ -245,11 +267,8 @@ class Call:
             numbers = n * size + jax.lax.broadcasted_iota(jnp.int32, shape, along)
             return TileAxis(numbers, numbers if positions is None else jnp.broadcast_to(positions, shape))
 
-        def wide(a: Any) -> Any:
-            return None if a is None else a.astype(plan.dtype)
-
         def factor(a: Any) -> Any:
-            return a if a is not None and plan.platform == "gpu" and is_half(a) else wide(a)
+            return a if a is not None and plan.platform == "gpu" and is_half(a) else wide(plan, a)
 
         dropout = None
         if x.dropout is not None:
@@ -267,8 +286,8 @@ class Call:
             q=factor(x.q),
             k=factor(x.k),
             v=factor(x.v),
-            bias=wide(x.bias),
-            scale=wide(x.scale),
+            bias=wide(plan, x.bias),
+            scale=wide(plan, x.scale),
             captured=tuple(starmap(self.of_offsets, zip(x.captured, self.x.captured, strict=True))),
             mask=mask,
             q_axis=axis(i, plan.q_tile, of_q, x.q_positions),
@@ -280,9 +299,14 @@ class Call:
         """What was read; of what has an entry for each offset, one of each pair."""
         if value is None or leaf.role != "o":
             return value
-        wide = value.astype(self.plan.dtype if is_float(value) else jnp.int32)
-        found = over_diagonals(wide, self.plan.q_tile)
+        entries = value.astype(self.plan.dtype if is_float(value) else jnp.int32)
+        found = over_diagonals(entries, self.plan.q_tile)
         return found != 0 if leaf.boolean else found.astype(value.dtype)
+
+
+def wide(plan: Plan, x: Any) -> Any:
+    """What was read, in the dtype of the arithmetic: itself where it has it already."""
+    return x if x is None or x.dtype == plan.dtype else x.astype(plan.dtype)
 
 
 def is_float(x: Any) -> bool:
@@ -295,6 +319,8 @@ class Output(NamedTuple):
     shape: tuple[int, ...]
     role: str
     dtype: Any
+    across: bool = False
+    """Whether `finish` gives its blocks transposed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -311,11 +337,14 @@ class Kernel:
     """The shapes of what the fold carries, in the dtype of the arithmetic."""
     start: Callable[[Any], Sequence[jax.Array]]
     """operands → the carry before any tile; it looks at what belongs to the outer tile alone."""
-    visit: Callable[[Any, Sequence[jax.Array], Any, Any, bool], tuple[Sequence[jax.Array], Sequence[jax.Array]]]
-    """operands, carry, i, j, masked → the carry after tile (i, j), and what that tile alone has."""
+    visit: Callable[[Any, Sequence[jax.Array], Any, Any, bool, bool], tuple[Sequence[jax.Array], Sequence[jax.Array]]]
+    """operands, carry, i, j, masked, finite → the carry after tile (i, j), and what that tile alone has; `finite`: its
+    tiles of q, k and v are none of `Call.nonfinite_tiles`."""
     finish: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     """The carry after all tiles → the outputs but those to which every tile has its own part, which come last."""
 
+    rows: Sequence[Leaf] = ()
+    """What the forward pass found of each query."""
     of_tile: int = 0
     """How many of the outputs are one a tile."""
     of_offsets: int = 0
@@ -327,24 +356,16 @@ class Kernel:
         found = self.call.states()
         return dataclasses.replace(found, array=found.array.swapaxes(1, 2)) if self.grid.keys_outer else found
 
-    @property
-    def tables(self) -> tuple[Leaf, list[Leaf]]:
-        """The block states, [heads, outer tiles, inner tiles], and which tiles of q, of k and of v are non-finite."""
-        call, plan = self.call, self.call.plan
-        states = dataclasses.replace(self.states, array=jnp.asarray(self.states.array))
-        counts = plan.q_tiles, plan.k_tiles, plan.k_tiles
-        leaves = call.x.q, call.x.k, call.x.v
-        return states, [call.nonfinite_tiles(leaf, n) for leaf, n in zip(leaves, counts, strict=True)]
-
     def tile_at(self, a: Any, b: Any) -> tuple[Any, Any]:
         """(i, j) of outer tile a and step b of its fold."""
         inner = self.grid.inner_tile(b)
         return (inner, a) if self.grid.keys_outer else (a, inner)
 
-    def is_nonfinite(self, tables: Sequence[Any], bad: Sequence[Leaf], h: Any, b: Any, i: Any, j: Any) -> Any:
-        """Whether a tile has a non-finite row, which makes it one to be masked; `tables` are read at an index."""
+    def is_nonfinite(self, tables: Sequence[Any], nonfinite: Sequence[Leaf], h: Any, b: Any, i: Any, j: Any) -> Any:
+        """Whether tile (i, j) is of such a tile of q, k or v; `tables` are read at an index."""
         plan, grid = self.call.plan, self.grid
+        counts = plan.q_tiles, plan.k_tiles, plan.k_tiles
         found = jnp.int32(0)
-        for table, leaf, n, at in zip(tables, bad, (plan.q_tiles, plan.k_tiles, plan.k_tiles), (i, j, j), strict=True):
+        for table, leaf, n, at in zip(tables, nonfinite, counts, (i, j, j), strict=True):
             found += table[grid.flat(leaf.own, h, b) * n + at]
         return found > 0

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import below, finite_or_zero, is_half, zero_nonfinite_rows
+from jattn._numerics import as_it_lies, below, finite_or_zero, is_half, standing, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
@@ -20,7 +20,7 @@ from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
 from jattn.engine.kernels.distances import sums_of_diagonals
 from jattn.engine.kernels.grid import Grid
-from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, is_float
+from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, is_float, wide
 from jattn.engine.kernels.score import SeparatedScore, has_values, kernel_score
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
@@ -63,27 +63,29 @@ def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
     call = Call(plan_of(fun, levels, xs, FORWARD), fun.tree, levels, xs, over_keys=True)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
     across = {"transposed": call.transposed}
+    sums = plan.score is None and call.x.bias is None and call.x.sink is None and call.x.q.array.shape[2] > 1
     shapes = [(1, nq), (1, nq), (Dv, nq)] if call.transposed else [(nq,), (nq,), (nq, Dv)]
 
     def start(x: Operands) -> Carry:
         sink = x.sink if x.sink is None or x.sink.ndim == 0 else x.sink.reshape(shapes[0])
         return SoftmaxState.start(sink, shapes[0], Dv, plan.dtype, **across)
 
-    def visit(x: Operands, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
+    def visit(x: Operands, carry: Carry, i: Any, j: Any, masked: bool, finite: bool) -> tuple[Carry, Carry]:
         tile, state = call.tile(x, i, j), SoftmaxState(*carry)
+        how = across | {"plain": finite and sums}
         if masked:
-            return forward_masked_tile(plan, state, tile, **across), ()
+            return forward_masked_tile(dataclasses.replace(plan, finite=finite), state, tile, **how), ()
         # A tile with a non-finite row is visited as a masked one.
-        return forward_full_tile(plan, state, tile, lambda products: None, **across), ()
+        return forward_full_tile(plan, state, tile, lambda products: None, **how), ()
 
     def finish(carry: Carry) -> Carry:
         out, m, log_sum = SoftmaxState(*carry).finish(**across)
         # The maximum of a GPU passes over NaN, and the sum does not.
         out += jnp.sum(out * 0, 0 if call.transposed else 1, keepdims=True)
-        return out.T if call.transposed else out, *(row.reshape(1, nq) for row in (m + log_sum * 0, log_sum))
+        return out, *(row.reshape(1, nq) for row in (m + log_sum * 0, log_sum))
 
     row = Output((1, T), "q", plan.dtype)
-    outputs = [Output((T, Dv), "qd", plan.dtype), row, row]
+    outputs = [Output((T, Dv), "qd", plan.dtype, across=call.transposed), row, row]
     grid = Grid(plan, call.sizes, call.every, keys_outer=False)
     out, m, log_sum = run(Kernel(FORWARD, call, grid, call.x, outputs, shapes, start, visit, finish))
     ys = out[:, : plan.T], m[:, 0, : plan.T], log_sum[:, 0, : plan.T]
@@ -124,11 +126,13 @@ class Saved:
         return jnp.exp(below(sink, m) - self.log_sum)
 
 
-def recomputed(call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: Any, j: Any, masked: bool) -> Recomputed:
+def recomputed(
+    call: Call, x: Operands, rows: tuple[jax.Array, jax.Array], i: Any, j: Any, masked: bool, finite: bool
+) -> Recomputed:
     """One tile of a derivative pass."""
     tile = call.tile(x, i, j)
     allowed = tiles.tile_mask(call.plan, tile) if masked else None
-    v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked else (tile.v, None)
+    v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked and not finite else (tile.v, None)
     m, log_sum = rows
     factors = tiles.dropout_factors(call.plan, tile, transposed=call.transposed)
     return Recomputed(tile, allowed, finite_or_zero(m), log_sum, factors, v, v_nonfinite, call.transposed)
@@ -145,19 +149,20 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
     nq, T, Dv = plan.q_tile, plan.q_rows, saved.out.shape[-1]
     shapes = [(Dv, nq), (1, nq)] if call.transposed else [(nq, Dv), (nq,)]
 
-    def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
+    def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool, finite: bool) -> tuple[Carry, Carry]:
         x, rows, x_dot = operands
-        a, lse_dot = tangent_tile(plan, recomputed(call, x, rows, i, j, masked), call.tile(x_dot, i, j))
+        w = recomputed(call, x, rows, i, j, masked, finite)
+        a, lse_dot = tangent_tile(dataclasses.replace(plan, finite=finite), w, call.tile(x_dot, i, j))
         return add(carry, (a, lse_dot.reshape(shapes[1]))), ()
 
     def finish(carry: Carry) -> Carry:
         a, lse_dot = carry
-        return a.T if call.transposed else a, lse_dot.reshape(1, nq)
+        return a, lse_dot.reshape(1, nq)
 
-    outputs = [Output((T, Dv), "qd", plan.dtype), Output((1, T), "q", plan.dtype)]
+    outputs = [Output((T, Dv), "qd", plan.dtype, across=call.transposed), Output((1, T), "q", plan.dtype)]
     grid = Grid(plan, call.sizes, call.every, keys_outer=False)
     start = zeros(shapes, plan.dtype)
-    kernel = Kernel(TANGENT, call, grid, operands, outputs, shapes, start, visit, finish)
+    kernel = Kernel(TANGENT, call, grid, operands, outputs, shapes, start, visit, finish, saved.rows)
     a, lse_dot = run(kernel)
     a = a[:, : plan.T].reshape(*call.sizes, plan.T, Dv)
     lse_dot = lse_dot[:, 0, : plan.T].reshape(*call.sizes, plan.T)
@@ -228,7 +233,7 @@ class Pullback:
         rows = call.lay(dout, "qd"), call.row(g), call.row(live.astype(call.plan.dtype))
         return cls(call, saved, g, (call.x, saved.rows, *rows), run)
 
-    def tile(self, operands: Any, i: Any, j: Any, masked: bool, active: Operands) -> Operands:
+    def tile(self, operands: Any, i: Any, j: Any, masked: bool, finite: bool, active: Operands) -> Operands:
         """The parts of the cotangents of the active operands that one tile has.
 
         Where the scale is active, that of q is of the scaled query, from which both can be had. An active scalar that
@@ -236,8 +241,8 @@ class Pullback:
         it looked up for a key stays a column.
         """
         x, rows, dout, g, live = operands
-        dout = jnp.where(live.T > 0, dout.astype(self.call.plan.dtype), 0)
-        w = recomputed(self.call, x, rows, i, j, masked)
+        dout = as_it_lies(lambda dout, live: jnp.where(live > 0, dout, 0), wide(self.call.plan, dout), standing(live))
+        w = recomputed(self.call, x, rows, i, j, masked, finite)
         captured = tuple(
             c
             if n is None or leaf.role in ("k", "o")
@@ -246,9 +251,11 @@ class Pullback:
         )
         w = w._replace(tile=w.tile._replace(captured=captured))
         if active.scale is not None:
-            scaled = w.tile.q.astype(self.call.plan.dtype) * w.tile.scale
+            scaled = as_it_lies(lambda q: q * w.tile.scale, wide(self.call.plan, w.tile.q))
             w = w._replace(tile=w.tile._replace(q=scaled, scale=jnp.float32(1)))
-        return backward_tile(self.call.plan, w, active._replace(scale=None), dout, g)
+        return backward_tile(
+            dataclasses.replace(self.call.plan, finite=finite), w, active._replace(scale=None), dout, g
+        )
 
     def sides(self, active: Operands) -> tuple[Operands, Operands]:
         """The active operands whose cotangents a query tile sums, and those of which a key tile does."""
@@ -270,13 +277,13 @@ class Pullback:
         at_offsets = [i for i in of_captured if i not in captured]
         entries = [1 if leaf.role == "" else leaf.array.shape[1] for leaf in captured.values()]
         rounded = active.scale is None and x.q.own == every
-        outputs = [Output((T, D), "qd", x.q.array.dtype if rounded else plan.dtype)]
+        outputs = [Output((T, D), "qd", x.q.array.dtype if rounded else plan.dtype, across=True)]
         outputs += [Output((n, T), "nq", plan.dtype) for n in entries]
         outputs += [Output((T, plan.k_rows), "qk", plan.dtype)] * (active.bias is not None)
         outputs += [Output((1, T + plan.k_rows), "o", plan.dtype)] * len(at_offsets)
 
-        def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
-            parts = self.tile(operands, i, j, masked, wanted)
+        def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool, finite: bool) -> tuple[Carry, Carry]:
+            parts = self.tile(operands, i, j, masked, finite, wanted)
             of = dict(zip(active.captured, parts.captured, strict=True))
             of_tile = [] if active.bias is None else [parts.bias.T]
             sums = [parts.q, *(of[i] for i in captured)]
@@ -294,7 +301,8 @@ class Pullback:
             shapes,
             zeros(shapes, plan.dtype),
             visit,
-            lambda carry: (carry[0].T, *carry[1:]),
+            lambda carry: carry,
+            self.saved.rows,
             of_tile=int(active.bias is not None),
             of_offsets=len(at_offsets),
         )
@@ -330,14 +338,15 @@ class Pullback:
             for D, (_, leaf) in zip(widths, pairs, strict=True)
         ]
 
-        def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool) -> tuple[Carry, Carry]:
-            parts = self.tile(operands, i, j, masked, active)
+        def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool, finite: bool) -> tuple[Carry, Carry]:
+            parts = self.tile(operands, i, j, masked, finite, active)
             return add(carry, [part for part in (parts.k, parts.v, *parts.captured) if part is not None]), ()
 
         grid = Grid(plan, call.sizes, kept, keys_outer=True)
         shapes = [(plan.k_tile, D) for D in widths]
         start = zeros(shapes, plan.dtype)
-        kernel = Kernel(BACKWARD_KV, call, grid, self.operands, outputs, shapes, start, visit, lambda carry: carry)
+        finish: Callable[[Carry], Carry] = lambda carry: carry  # noqa: E731
+        kernel = Kernel(BACKWARD_KV, call, grid, self.operands, outputs, shapes, start, visit, finish, self.saved.rows)
         return {
             i: (y[:, : plan.S, 0] if leaf.role == "k" else y[:, : plan.S], kept)
             for (i, leaf), y in zip(pairs, self.run(kernel), strict=True)
