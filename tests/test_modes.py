@@ -478,6 +478,15 @@ def test_a_policy_by_name_attends_once(f, layers):
 
 
 KEY = jax.random.key(0)
+
+
+def through_pages(q):
+    x, first, second = (jax.device_put(a) for a in (np.stack([q[None]] * 2), np.int32(0), np.ones(1, np.int32)))
+    made = jattn.cache.paged(B=2, Hkv=1, S=64, D=q.shape[1], pages=9, page=16)
+    held = jattn.cache.free(jattn.cache.append(made, x, x), second)
+    return jattn.cache.share(held, first, second), jattn.cache.quantised(q)
+
+
 GUARDED = {
     "plain": lambda q: jattn.attention(q, q, q),
     "scale": lambda q: jattn.attention(q, q, q, scale=0.3),
@@ -507,6 +516,7 @@ GUARDED = {
     "jacobian": lambda q: jattn.flow.jacobian_spectrum(jattn.statistics(q, q).lse),
     "rotary": lambda q: jattn.positions.rotary(q, jnp.arange(q.shape[0]), width=4),
     "sinusoidal": lambda q: jattn.positions.sinusoidal(jnp.arange(q.shape[0]), 4),
+    "pages": through_pages,
 }
 
 

@@ -1,6 +1,7 @@
 """New tokens into a cache, and rows emptied."""
 
 import dataclasses
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -81,23 +82,31 @@ def append(
     T = k.shape[2]
     if v.shape[2] != T:
         _errors.fail(ValueError, caller, "k and v must agree in T", "Each key needs its one value.", k=k, v=v)
-    asked = jnp.full((B,), T, jnp.int32)
     if lengths is not None:
-        asked = per_row(caller, "lengths", lengths, (B,), "[B]", "tokens").clip(0, T)
-    at = next_positions(cache, T)
+        lengths = per_row(caller, "lengths", lengths, (B,), "[B]", "tokens")
     if positions is not None:
-        at = per_row(caller, "positions", positions, (B, T), "[B, T]", "tokens")
+        positions = per_row(caller, "positions", positions, (B, T), "[B, T]", "tokens")
     if T == 0:
         return cache
 
-    full = cache.full
-    cache, keys, values, asked, at = match_varying_trees(cache, k, v, asked, at)
-    room, n = cache.admit(asked)
-    refused = (room.full & ~full).any()  # traced inside jit, even where the flags of a ring are not
+    written, refused = _written(*match_varying_trees(cache, k, v, lengths, positions))
     if _errors.known(refused) and bool(refused):
         got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}
         remedy = "Make a longer cache or more pages, free rows, or use a ring where a window is enough."
         _errors.fail(ValueError, caller, "each row must have room for its new tokens", remedy, **got)
+    return written
+
+
+@jax.jit
+def _written(
+    cache: C, k: jax.Array, v: jax.Array, lengths: jax.Array | None, positions: jax.Array | None
+) -> tuple[C, jax.Array]:
+    """The cache with its new tokens, and whether a row had no room for them."""
+    B, T = k.shape[0], k.shape[2]
+    asked = jnp.full((B,), T, jnp.int32) if lengths is None else lengths.clip(0, T)
+    at = _following(cache, T) if positions is None else positions
+    room, n = cache.admit(asked)
+    refused = (room.full & ~cache.full).any()
     room = room.written(n, at)
     stop = room.length + n
     begin = jnp.maximum(room.length, stop - room.capacity)
@@ -106,10 +115,10 @@ def append(
     if room.capacity == size and not isinstance(room, Ring):
         J = 1
     pages = room.pages(begin[:, None] // size + jnp.arange(J, dtype=jnp.int32)[None])
-    store = write(room.store, tokens(room.store, keys, values, at), pages, room.length, begin, stop)
+    store = write(room.store, tokens(room.store, k, v, at), pages, room.length, begin, stop)
     last = jnp.take_along_axis(at, jnp.maximum(n - 1, 0)[:, None], 1)[:, 0]
     following = jnp.where(n > 0, last + 1, room.next)
-    return dataclasses.replace(room, store=store, length=stop, next=following)  # type: ignore[return-value]
+    return dataclasses.replace(room, store=store, length=stop, next=following), refused  # type: ignore[return-value]
 
 
 def next_positions(cache: Cache, T: int = 1) -> Integer[Array, "B T"]:
@@ -133,7 +142,12 @@ def next_positions(cache: Cache, T: int = 1) -> Integer[Array, "B T"]:
     """
     caller = "next_positions"
     shape_of(caller, cache)
-    return cache.next[:, None] + jnp.arange(_errors.count(caller, "T", T), dtype=jnp.int32)[None]
+    return _following(cache, _errors.count(caller, "T", T))
+
+
+@partial(jax.jit, static_argnums=1)
+def _following(cache: Cache, T: int) -> jax.Array:
+    return cache.next[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
 
 
 def free(cache: C, rows: Integer[ArrayLike, " R"]) -> C:
@@ -162,9 +176,13 @@ def free(cache: C, rows: Integer[ArrayLike, " R"]) -> C:
       [3 0]
     """
     caller = "free"
-    B = shape_of(caller, cache)[0]
-    chosen = rows_of(caller, "rows", rows)
-    emptied = (jnp.arange(B, dtype=jnp.int32)[:, None] == chosen[None]).any(1)
+    shape_of(caller, cache)
+    return _emptied(cache, rows_of(caller, "rows", rows))
+
+
+@jax.jit
+def _emptied(cache: C, rows: jax.Array) -> C:
+    emptied = (jnp.arange(cache.length.shape[0], dtype=jnp.int32)[:, None] == rows[None]).any(1)
 
     def reset(x: jax.Array, to: int | bool | jax.Array) -> jax.Array:
         return jnp.where(emptied.reshape(-1, *[1] * (x.ndim - 1)), jnp.asarray(to, x.dtype), x)

@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
 from jattn._types import Array, Bool, DTypeLike, Integer
@@ -152,12 +154,13 @@ def ring(
     caller = "ring"
     B, window = _errors.count(caller, "B", B, least=1), _errors.count(caller, "window", window, least=1)
     C = window + _errors.count(caller, "chunk", chunk, least=1) - 1
-    gone = jnp.full((B,), NEVER, jnp.int32)
+    gone = jax.device_put(np.full(B, NEVER, np.int32))
     return Ring(empty(caller, B, C, Hkv, D, Dv, dtype), *_counters(caller, B, start), gone, window)
 
 
 def _counters(caller: str, B: int, start: int) -> tuple[Array, Array, Array, Array]:
     """length, next, full and start of rows that hold nothing."""
     start = _errors.count(caller, "start", start)
-    first = jnp.asarray(start, jnp.int32)
-    return jnp.zeros((B,), jnp.int32), jnp.full((B,), first), jnp.zeros((B,), bool), first
+    counters = np.zeros(B, np.int32), np.full(B, start, np.int32), np.zeros(B, bool), np.int32(start)
+    length, following, full, first = jax.device_put(counters)
+    return length, following, full, first

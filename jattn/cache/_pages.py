@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, DTypeLike, Integer
@@ -130,7 +131,7 @@ def paged(
     caller = "paged"
     B, S = _errors.count(caller, "B", B, least=1), _errors.count(caller, "S", S, least=1)
     N, C = _errors.count(caller, "pages", pages, least=1), _errors.count(caller, "page", page, least=1)
-    table = jnp.full((B, -(-S // C)), -1, jnp.int32)
+    table = jax.device_put(np.full((B, -(-S // C)), -1, np.int32))
     return Paged(empty(caller, N, C, Hkv, D, Dv, dtype), *_counters(caller, B, start), table)
 
 
@@ -178,6 +179,18 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
         )
     source = _errors.number_of(caller, "source", source, B, "B").astype(jnp.int32)
     targets = rows_of(caller, "targets", targets)
+    shared, fits = _shared(cache, source, targets)
+    if _errors.known(fits) and not bool(fits):
+        remedy = "Make the cache with more pages, or free rows."
+        got = {"targets": targets, "cache": f"of {cache.store.k.shape[0]} pages"}
+        _errors.fail(ValueError, caller, "each target must find a page for what the source has begun", remedy, **got)
+    return shared
+
+
+@jax.jit
+def _shared(cache: Paged, source: jax.Array, targets: jax.Array) -> tuple[Paged, jax.Array]:
+    """The cache in which the targets begin as the source, and whether there was a page for each of them."""
+    B = cache.length.shape[0]
     targets = jnp.where((targets == source) | (targets < 0), B, targets)
 
     C, M = cache.store.C, cache.table.shape[1]
@@ -190,10 +203,6 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
     need = jnp.where(valid & begun, 1, 0)
     end = jnp.cumsum(need, dtype=jnp.int32)
     fits = (need == 0) | (end <= count)
-    if _errors.known(fits) and not bool(fits.all()):
-        remedy = "Make the cache with more pages, or free rows."
-        got = {"targets": targets, "cache": f"of {cache.store.k.shape[0]} pages"}
-        _errors.fail(ValueError, caller, "each target must find a page for what the source has begun", remedy, **got)
     own = free[jnp.clip(end - need, 0, free.shape[0] - 1)]
     rows = jnp.where(number < whole, cache.table[source][None], -1)
     rows = jnp.where((number == whole) & begun, own[:, None], rows)
@@ -214,7 +223,7 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
     def begin(x: jax.Array, values: jax.Array) -> jax.Array:
         return x.at[targets].set(jnp.broadcast_to(values.astype(x.dtype), targets.shape), mode="drop")
 
-    return dataclasses.replace(
+    shared = dataclasses.replace(
         cache,
         store=store,
         table=rest.at[targets].set(jnp.broadcast_to(rows, (targets.shape[0], M)), mode="drop"),
@@ -222,3 +231,4 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
         next=begin(cache.next, jnp.where(fits, cache.next[source], cache.start)),
         full=begin(cache.full, ~fits | cache.full[source]),
     )
+    return shared, fits.all()

@@ -4,6 +4,7 @@ A contiguous cache has one page a row, a ring one page a row that follows upon i
 number n of a row lies in slot n mod C of the row's page n div C, whichever of these it is.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -82,10 +83,14 @@ def empty(caller: str, N: int, C: int, Hkv: Any, D: Any, Dv: Any, dtype: Any) ->
     if not (jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.int8):
         must = "dtype must be floating point or int8"
         _errors.fail(TypeError, caller, must, "Keep keys in one of these.", dtype=str(dtype))
+    return _zeros(N, C, Hkv, D, Dv, dtype)
+
+
+@partial(jax.jit, static_argnums=range(6))
+def _zeros(N: int, C: int, Hkv: int, D: int, Dv: int, dtype: Any) -> Store:
     scale = jnp.zeros((N, Hkv, C), jnp.float32) if dtype == jnp.int8 else None
     k, v = jnp.zeros((N, Hkv, C, D), dtype), jnp.zeros((N, Hkv, C, Dv), dtype)
-    other = None if scale is None else jnp.zeros_like(scale)  # not twice the same buffer, or it could not be donated
-    return Store(k, v, scale, other, jnp.zeros((N, Hkv, C), bool), jnp.zeros((N, C), jnp.int32))
+    return Store(k, v, scale, scale, jnp.zeros((N, Hkv, C), bool), jnp.zeros((N, C), jnp.int32))
 
 
 def quantised(x: Float[AnyArray, "*n D"]) -> tuple[Integer[Array, "*n D"], Float[Array, "*n"]]:
@@ -127,6 +132,11 @@ def quantised(x: Float[AnyArray, "*n D"]) -> tuple[Integer[Array, "*n D"], Float
     _errors.floating("quantised", x=x)
     if x.ndim == 0:
         _errors.fail(ValueError, "quantised", "x must have an axis", "Pass vectors [*n, D].", x=x)
+    return _quantised(x)
+
+
+@jax.jit
+def _quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     wide = x.astype(_errors.wide(x))
     tiny = float(jnp.finfo(jnp.float32).tiny)  # a vector of zeros keeps a scale that one can divide by
     scale = jnp.maximum(max_or_nan(jnp.abs(wide), -1, initial=0) / 127, tiny).astype(jnp.float32)
