@@ -135,7 +135,8 @@ plant("a block of queries too few", "jattn/masks/_chosen.py", "q.highest // self
 
 # Tiles and the forward pass.
 
-plant("the queries not scaled", TILE, "scaled = q * scale", "scaled = q * (0 * scale + 1)",
+plant("the queries not scaled", TILE, "scaled = as_it_lies(lambda q: q * scale, q)",
+      "scaled = q * (0 * scale + 1)",
       "one_head.py::test_the_scale_is_one_over_the_root_of_the_width_unless_given")
 plant("one over the width for a scale, not its root", ATTEND, "x.q.shape[1] ** -0.5", "1 / x.q.shape[1]",
       "one_head.py::test_the_scale_is_one_over_the_root_of_the_width_unless_given")
@@ -159,7 +160,7 @@ plant("weighted values not shrunk to a new maximum", PARTIALS, "acc * wide + mor
 plant("the sum not shrunk to a new maximum", PARTIALS, "self.total * shrink + p.sum(**keys), acc",
       "self.total + p.sum(**keys), acc", IN_TILES)
 plant("lse of what dropout kept alone", FORWARD,
-      "return state.absorb(logits, values, nan_rows(products), transposed=transposed, exact=exact)",
+      "return state.absorb(logits, values, nan_rows(products), transposed=transposed, exact=exact, plain=plain)",
       "factors = tiles.dropout_factors(plan, tile)\n    return state.absorb(logits if factors is None else logits + "
       "jnp.log(factors), lambda p: p @ tile.v, nan_rows(products))",
       "tiles.py::test_dropout_does_not_change_the_mean_nor_lse")
@@ -215,10 +216,12 @@ plant("a sign: plus ⟨dout, out⟩", BACKWARD, DLSE, DLSE.replace("-", "+"), SE
 plant("a dropped cotangent of lse", BACKWARD, DLSE, DLSE.replace("dlse ", ""), OF_LSE)
 plant("a missing scale in dq", BACKWARD, 'None if fields["q"] is None else dq * scale',
       'None if fields["q"] is None else dq', SECOND)
-plant("a missing scale in dk", BACKWARD, "else tiles.dot(ds, q * scale)", "else tiles.dot(ds, q)", SECOND)
-plant("the scale twice in its own cotangent", BACKWARD, "jnp.sum(dq * q.T)", "jnp.sum(dq * (q * scale).T)", SECOND)
-plant("no dropout in the cotangents of logits", BACKWARD, "w.drop(tiles.dot(w.v, dout.T))", "tiles.dot(w.v, dout.T)",
-      DROPS)
+plant("a missing scale in dk", BACKWARD, "else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))",
+      "else tiles.dot(ds, q)", SECOND)
+plant("the scale twice in its own cotangent", BACKWARD, "jnp.sum(dq * transpose(q))",
+      "jnp.sum(dq * (q * scale).T)", SECOND)
+plant("no dropout in the cotangents of logits", BACKWARD, "w.drop(tiles.dot(w.v, transpose(dout)))",
+      "tiles.dot(w.v, transpose(dout))", DROPS)
 plant("no dropout in the cotangent of v", BACKWARD, "w.at_finite_values(tiles.dot(w.drop(p), dout))",
       "w.at_finite_values(tiles.dot(p, dout))", DROPS)
 plant("no dropout in the tangent of v", TANGENT, "weighted(w.drop(p), w.at_finite_values(tile_dot.v))",

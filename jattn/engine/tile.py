@@ -140,7 +140,7 @@ def products(q: jax.Array, k: jax.Array, scale: jax.Array, *, transposed: bool =
     """scale · ⟨q, k⟩ of each pair.
 
     Scaled before the dot: the products then end in a sum, not in a factor that XLA could fuse with "− max". In 16 bits
-    a scaled query would be rounded, and kernels compare before they subtract (`_numerics.below`).
+    a scaled query would be rounded, and kernels of the GPU compare before they subtract (`_numerics.below`).
     """
     if is_half(q):
         return (dot(k, q.T) if transposed else dot(q, k.T)) * scale
