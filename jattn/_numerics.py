@@ -128,8 +128,13 @@ batching.primitive_batchers[below_p] = _below_batched
 
 
 def nonfinite_rows(x: jax.Array) -> jax.Array:
-    """Which rows of [..., n, d] are non-finite, with a NaN or an infinity in them: [..., n, 1]."""
-    return any_along(~jnp.isfinite(x), -1)
+    """Which rows of [..., n, d] are non-finite, with a NaN or an infinity in them: [..., n, 1].
+
+    A reduction of booleans on a CPU, since that of float32 first writes all that it adds up; the compilers of kernels
+    have a sum alone.
+    """
+    finite = jnp.isfinite(x)
+    return ~finite.all(-1, keepdims=True) if _in_kernel.get() is None else any_along(~finite, -1)
 
 
 def any_along(x: jax.Array, axis: int) -> jax.Array:

@@ -206,3 +206,15 @@ def test_compiled_memory_is_linear(name):
     assert exponent(ours, 4096, 16384) <= 1.1
     if name == "grad":
         assert exponent(lambda x: dense(x, {}), 1024, 2048) > 1.8
+
+
+def test_what_a_mask_may_hide_is_looked_for_without_a_copy_of_the_operands():
+    """In whole arrays [T, D] the gradient holds the output, the cotangent of what attended, and a few tiles."""
+    T, D = 16384, 64
+    x = [jax.ShapeDtypeStruct((T, D), jnp.float32)] * 4
+
+    def gradient(q, k, v, dout):
+        return jax.vjp(lambda *x: jattn.attention(*x, mask=masks.causal()), q, k, v)[1](dout)
+
+    held = jax.jit(gradient).lower(*x).compile().memory_analysis().temp_size_in_bytes
+    assert held < 4 * T * D * 4

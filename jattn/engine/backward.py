@@ -112,7 +112,10 @@ def sum_backward(
     def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
         dout, g = (tiles.cut_rows(a, i, plan.q_tile) for a in (dout_padded, g_padded))
         tile = recomputed.of(plan, residuals, i, j, masked)
-        return jax.tree.leaves(backward_tile(plan, tile, active, dout, g[None, :]))
+        parts = backward_tile(plan, tile, active, dout, g[None, :])
+        if residuals.nonfinite is not None:
+            parts = residuals.nonfinite.tile(plan, i, j).transposed.zero(parts)
+        return jax.tree.leaves(parts)
 
     tiled = pad(plan, active)._replace(sink=None, dropout=None)
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, plan.dtype), tiled._replace(captured=()))
@@ -121,8 +124,8 @@ def sum_backward(
     flat, form = jax.tree.flatten(zeros)
     flat_roles = jax.tree.leaves(keep_active(zeros, roles))
     sums = total(schedule(plan, residuals.x), tile, flat, flat_roles) if flat else []
-    cotangents: Operands = jax.tree.unflatten(form, sums)
-    return cotangents if residuals.nonfinite is None else residuals.nonfinite.zero(cotangents)
+    found: Operands = jax.tree.unflatten(form, sums)
+    return found
 
 
 def rounded_as(plan: Plan, active: Operands, cotangents: Operands) -> list[jax.Array]:

@@ -10,7 +10,7 @@ every further order from these two.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, schedule, sum_by_rows, sum_by_tiles
 from jattn.engine.tile import Tile
 
+OperandsOrTile = TypeVar("OperandsOrTile", Operands, Tile)
+
 
 class NonfiniteRows(NamedTuple):
     """Which rows of q, k and v are not finite, [n, 1]."""
@@ -38,8 +40,18 @@ class NonfiniteRows(NamedTuple):
     k: jax.Array
     v: jax.Array
 
-    def zero(self, x: Operands) -> Operands:
-        """Tangents or cotangents, 0 in these rows: neither passes there."""
+    def tile(self, plan: Plan, i: Any, j: Any) -> "NonfiniteRows":
+        """Those of one tile."""
+        of_k, of_v = (tiles.cut_rows(rows, j, plan.k_tile) for rows in (self.k, self.v))
+        return NonfiniteRows(tiles.cut_rows(self.q, i, plan.q_tile), of_k, of_v)
+
+    @property
+    def transposed(self) -> "NonfiniteRows":
+        """For parts of cotangents, of which that of q is [D, queries]."""
+        return self._replace(q=self.q.T)
+
+    def zero(self, x: OperandsOrTile) -> OperandsOrTile:
+        """Operands, or tangents or cotangents of them, 0 in these rows: none of these passes there."""
         q, k, v = (
             None if a is None else jnp.where(nonfinite, 0, a)
             for a, nonfinite in zip((x.q, x.k, x.v), self, strict=True)
@@ -56,7 +68,7 @@ class Residuals(NamedTuple):
     m_padded: jax.Array
     log_sum_padded: jax.Array
     nonfinite: NonfiniteRows | None = None
-    """Of operands whose rows that are not finite were made zero (`without_nonfinite`)."""
+    """Where tiles have zero for the rows that are not finite (`without_nonfinite`)."""
 
     @property
     def nonempty(self) -> jax.Array:
@@ -71,15 +83,13 @@ class Residuals(NamedTuple):
         return self.x.mask is not None and not plan.finite
 
     def without_nonfinite(self, plan: Plan) -> "Residuals":
-        """The same, with 0 for the rows of q, k and v that are not finite, where a mask may hide them.
+        """The same, with the rows of q, k and v that are not finite, where a mask may hide them: tiles have 0 there.
 
-        Once, in whole arrays: then no tile is searched. A query that met one has a NaN in its maximum or cotangent.
+        They are found once: then no tile is searched. A query that met one has a NaN in its maximum or cotangent.
         """
         if not self.searched(plan):
             return self
-        x = self.x
-        (q, of_q), (k, of_k), (v, of_v) = map(zero_nonfinite_rows, (x.q, x.k, x.v))
-        return self._replace(x=x._replace(q=q, k=k, v=v), nonfinite=NonfiniteRows(of_q, of_k, of_v))
+        return self._replace(nonfinite=NonfiniteRows(*map(nonfinite_rows, (self.x.q, self.x.k, self.x.v))))
 
     def sink_weight(self, plan: Plan) -> jax.Array:
         """The share of the sink in the denominator of each query."""
@@ -174,9 +184,9 @@ class Recomputed(NamedTuple):
         if residuals.nonfinite is None:
             v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked and not plan.finite else (tile.v, None)
             return cls(tile, allowed, m, log_sum, factors, v, v_nonfinite, transposed)
-        of_q = tiles.cut_rows(residuals.nonfinite.q, i, plan.q_tile)
-        of_k = tiles.cut_rows(residuals.nonfinite.k, j, plan.k_tile)
-        nonfinite = of_k | of_q.T if transposed else of_q | of_k.T
+        here = residuals.nonfinite.tile(plan, i, j)
+        tile = here.zero(tile)
+        nonfinite = here.k | here.q.T if transposed else here.q | here.k.T
         return cls(tile, allowed, m, log_sum, factors, tile.v, None, transposed, nonfinite)
 
     def probabilities(self, logits: jax.Array) -> jax.Array:
@@ -251,11 +261,12 @@ def sum_tangent(
 ) -> list[jax.Array]:
     """A [T, Dv] and lse_dot [T], given the padded tangents of the active operands."""
     residuals = residuals.without_nonfinite(plan)
-    x_dot = x_dot if residuals.nonfinite is None else residuals.nonfinite.zero(x_dot)
 
     def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
         w = recomputed.of(plan, residuals, i, j, masked, transposed=False)
-        return tangent_tile(plan, w, tiles.cut(plan, x_dot, i, j))
+        tile_dot = tiles.cut(plan, x_dot, i, j)
+        nonfinite = residuals.nonfinite
+        return tangent_tile(plan, w, tile_dot if nonfinite is None else nonfinite.tile(plan, i, j).zero(tile_dot))
 
     zeros = [jnp.zeros((plan.q_rows, *tail), plan.dtype) for tail in (residuals.x.v.shape[1:], ())]
     return [y[: plan.T] for y in total(schedule(plan, residuals.x), tile, zeros, ["qd", "q"])]
