@@ -34,9 +34,9 @@ def below(x: jax.Array, top: jax.Array) -> jax.Array:
     the largest entry misses its own rounded maximum, by 1e22 for a logit of 1e30: silent zeros, or NaN.
     """
     top = jnp.broadcast_to(top, x.shape)
-    return (
-        _below(x, top) if _in_kernel.get() is not None else below_p.bind(*match_varying_axes(x, top))
-    )  # its type is that of x
+    if _in_kernel.get() is not None:
+        return _below(x, top)
+    return below_p.bind(*match_varying_axes(x, top))  # its type is that of x
 
 
 def match_varying_axes(*xs: jax.Array) -> list[jax.Array]:

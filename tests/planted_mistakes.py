@@ -246,12 +246,12 @@ plant("a sign in the tangent of out", TANGENT, "a - lse_dot[:, None] * jnp.where
       "a + lse_dot[:, None] * jnp.where(live,", SECOND)
 plant("weights of the backward pass that do not sum to one", TANGENT, "below(logits, self.m) - self.log_sum)",
       "below(logits, self.m))", SECOND)
-plant("a hidden key that is not finite among those of a gradient", TANGENT, "x=x._replace(q=q, k=k, v=v), ", "",
+plant("a hidden key that is not finite among those of a gradient", TANGENT, "tile = here.zero(tile)", "pass",
       "one_head.py::test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing")
 plant("a cotangent through a logit that is not finite", BACKWARD, "transposed=True, nonfinite=w.nonfinite)",
       "transposed=True)", "finite.py::test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition")
-plant("the queries of a tile that are not finite taken for its keys", TANGENT, "of_k | of_q.T if transposed",
-      "of_q | of_k.T if transposed",
+plant("the queries of a tile that are not finite taken for its keys", TANGENT, "here.k | here.q.T if transposed",
+      "here.q | here.k.T if transposed",
       "finite.py::test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition")
 plant("one form for many pairs, and two for few", SCHEDULE, "plan.S < tuning.FEW_PAIRS", "plan.S >= tuning.FEW_PAIRS",
       "finite.py::test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all")

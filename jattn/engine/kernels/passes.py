@@ -63,6 +63,7 @@ def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
     call = Call(plan_of(fun, levels, xs, FORWARD), fun.tree, levels, xs, over_keys=True)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
     across = {"transposed": call.transposed}
+    # Logits that are sums of products alone: of a finite tile none is infinite.
     sums = plan.score is None and call.x.bias is None and call.x.sink is None and call.x.q.array.shape[2] > 1
     shapes = [(1, nq), (1, nq), (Dv, nq)] if call.transposed else [(nq,), (nq,), (nq, Dv)]
 
@@ -253,9 +254,8 @@ class Pullback:
         if active.scale is not None:
             scaled = as_it_lies(lambda q: q * w.tile.scale, wide(self.call.plan, w.tile.q))
             w = w._replace(tile=w.tile._replace(q=scaled, scale=jnp.float32(1)))
-        return backward_tile(
-            dataclasses.replace(self.call.plan, finite=finite), w, active._replace(scale=None), dout, g
-        )
+        plan = dataclasses.replace(self.call.plan, finite=finite)
+        return backward_tile(plan, w, active._replace(scale=None), dout, g)
 
     def sides(self, active: Operands) -> tuple[Operands, Operands]:
         """The active operands whose cotangents a query tile sums, and those of which a key tile does."""
