@@ -253,6 +253,9 @@ plant("a cotangent through a logit that is not finite", BACKWARD, "transposed=Tr
 plant("the queries of a tile that are not finite taken for its keys", TANGENT, "here.k | here.q.T if transposed",
       "here.q | here.k.T if transposed",
       "finite.py::test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition")
+plant("a cotangent that passes to a value that is not finite", BACKWARD,
+      "parts = residuals.nonfinite.tile(plan, i, j).transposed.zero(parts)", "pass",
+      "kernels.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
 plant("one form for many pairs, and two for few", SCHEDULE, "plan.S < tuning.FEW_PAIRS", "plan.S >= tuning.FEW_PAIRS",
       "finite.py::test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all")
 plant("of a batch, the pairs of one example", "jattn/engine/batching/vmap.py", "self.size * examples", "examples",

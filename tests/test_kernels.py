@@ -312,6 +312,7 @@ def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_me
             spoiled = np.isnan(w).any(1)
             if own is not None:  # nothing passes to a row that is not finite, whatever the tile that it lies in
                 assert (g[own] == 0).all()
+                assert mask is None or (w[own] == 0).all()
                 spoiled[own] = False
             np.testing.assert_array_equal(np.isnan(g).any(1), spoiled)
 
