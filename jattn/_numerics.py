@@ -190,6 +190,14 @@ def norm(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(wide)))
 
 
+def after(first: jax.Array, x: jax.Array) -> jax.Array:
+    """x, which XLA does not compute before `first`, which broadcasts to it: x + 0 · first.
+
+    XLA's CPU compiler drops a `jax.lax.optimization_barrier` before it decides in which order to compute.
+    """
+    return x + 0 * jnp.where(jnp.isfinite(first), first, 0)
+
+
 def finite_or_zero(top: jax.Array) -> jax.Array:
     """A maximum to subtract: the maximum of nothing, −inf, becomes 0."""
     return jnp.where(top == -jnp.inf, 0, top)

@@ -12,7 +12,7 @@ from _oracles import weigh
 
 import jattn
 from jattn import masks, reference, scores
-from jattn.engine import batching
+from jattn.engine import batching, forward, tuning
 
 T, S = 67, 71
 TILE = (16, 16)
@@ -218,3 +218,22 @@ def test_what_a_mask_may_hide_is_looked_for_without_a_copy_of_the_operands():
 
     held = jax.jit(gradient).lower(*x).compile().memory_analysis().temp_size_in_bytes
     assert held < 4 * T * D * 4
+
+
+@pytest.mark.structure
+def test_without_a_loop_one_row_of_tiles_is_held_at_a_time(monkeypatch):
+    """So is memory linear there too; the control, in which no row waits for the row before, holds all tiles at once."""
+    monkeypatch.setattr(tuning, "FEW_PAIRS", 0)
+
+    def exponent():
+        jax.clear_caches()
+        held = []
+        for n in (1024, 2048):
+            x = [jax.ShapeDtypeStruct((n, 64), jnp.float32)] * 3
+            lowered = jax.jit(lambda *x: jattn.attention(*x, mask=masks.causal())).lower(*x)
+            held.append(lowered.compile().memory_analysis().temp_size_in_bytes)
+        return math.log2(held[1] / held[0])
+
+    assert exponent() <= 1.1
+    monkeypatch.setattr(forward, "after", lambda first, x: x)
+    assert exponent() > 1.5

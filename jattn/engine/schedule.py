@@ -87,27 +87,28 @@ def few_pairs(plan: Plan, examples: int) -> bool:
 class Schedule:
     """The tiles to visit: known before tracing (`lists`), or only when the program runs (`states`).
 
-    `lists` holds, for each of `PASSES`, its tiles as (i, j) row by row; `states` the block state of each tile.
+    `lists` holds, for each of `PASSES`, its tiles as (i, j) row by row; `states` the block state of each tile. `few` is
+    how many are visited without a loop.
     """
 
     plan: Plan
     lists: tuple[np.ndarray, np.ndarray] | None
     states: jax.Array | None
+    few: int
 
     @property
     def written_out(self) -> bool:
         """Whether the tiles are visited one after another without a loop, as few of them are that are finite."""
-        few = self.lists is not None and sum(map(len, self.lists)) <= tuning.WRITTEN_OUT_TILES
-        return self.plan.finite and few
+        return self.plan.finite and self.lists is not None and sum(map(len, self.lists)) <= self.few
 
 
-def schedule(plan: Plan, x: Operands) -> Schedule:
-    """Which tiles are visited. `x` is padded."""
-    states = block_states(plan, x)
+def schedule(plan: Plan, x: Operands, few: int | None = None) -> Schedule:
+    """Which tiles are visited. `x` is padded. `few`: how many at most without a loop (`tuning.WRITTEN_OUT_TILES`)."""
+    states, few = block_states(plan, x), tuning.WRITTEN_OUT_TILES if few is None else few
     if isinstance(states, jax.Array):
-        return Schedule(plan, None, states)
+        return Schedule(plan, None, states, few)
     unmasked, masked = (np.argwhere(states == state) for state, _ in PASSES)
-    return Schedule(plan, (unmasked, masked), None)
+    return Schedule(plan, (unmasked, masked), None, few)
 
 
 def block_states(plan: Plan, x: Operands) -> Any:

@@ -53,6 +53,11 @@ WRITTEN_OUT_TILES = 4
 """Up to so many tiles are visited one after another, without a loop: 1,024 × 1,024 pairs on a CPU. XLA gives each of
 them memory of its own."""
 
+WRITTEN_OUT_ROW_BY_ROW = 16
+"""The same in the forward pass, where each row waits for the row before: memory for one row of tiles, of 2,048 × 2,048
+pairs 5 to 7 MiB instead of 11 to 17, in the same time. In loops a causal call of 8 heads of 64 took 41 ms instead of 35
+(Intel, two cores), and .2 s less to compile."""
+
 
 def tile_sizes(T: int, S: int, *, platform: str | None = None) -> tuple[int, int]:
     """How many queries and how many keys make a tile.
