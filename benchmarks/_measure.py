@@ -198,7 +198,8 @@ def _model() -> str:
         named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         named = None
-    return named[1] if named else platform.processor() or platform.machine()
+    found = named[1] if named else platform.processor() or platform.machine()
+    return " ".join(re.sub(r"\((?:R|TM)\)|\b(?:CPU|Processor)\b", " ", found).split())
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:

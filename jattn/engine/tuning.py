@@ -1,7 +1,7 @@
 """Machine constants: every number that was chosen for a machine and not by mathematics, each beside its reason.
 
-Measured on CPUs of two cores (AMD EPYC) and, where it says so, on an NVIDIA H200 (tables in `benchmarks/results`). What
-else is said of GPU and TPU was chosen from how these machines work, and not measured.
+Measured on CPUs of two cores (AMD EPYC) and, where it says so, on an Intel Xeon and an NVIDIA H200 (tables in
+`benchmarks/results`). What else is said of GPU and TPU was chosen from how these machines work, and not measured.
 """
 
 import math
