@@ -190,12 +190,17 @@ def norm(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(wide)))
 
 
-def after(first: jax.Array, x: jax.Array) -> jax.Array:
-    """x, which XLA does not compute before `first`, which broadcasts to it: x + 0 · first.
+def after(first: Any, x: jax.Array) -> jax.Array:
+    """x, which XLA does not compute before the arrays of `first`, a pytree: x + 0 · (the sum of an entry of each).
 
     XLA's CPU compiler drops a `jax.lax.optimization_barrier` before it decides in which order to compute.
     """
-    return x + 0 * jnp.where(jnp.isfinite(first), first, 0)
+    arrays = [a for a in jax.tree.leaves(first) if a.size]
+    if not arrays:
+        return x
+    entry = sum(jax.lax.slice(a, [0] * a.ndim, [1] * a.ndim).reshape(()).astype(jnp.float32) for a in arrays)
+    entry = jax.lax.stop_gradient(entry)
+    return x + (0 * jnp.where(jnp.isfinite(entry), entry, 0)).astype(x.dtype)
 
 
 def finite_or_zero(top: jax.Array) -> jax.Array:

@@ -102,11 +102,14 @@ plant("the sink scaled", FORWARD, START,
       "return SoftmaxState.start(None if sink is None else sink * x.scale.astype(sink.dtype),", ORDER)
 plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sink, plan.dtype)\n    "
       "sink = plan.score(x.captured, sink, *[jnp.zeros((1, 1), jnp.int32)] * 2)[0]\n    " + START, ORDER)
-plant("no row that waits for the row before", FORWARD, "tile._replace(q=after(end[:, None], tile.q))", "tile",
-      "memory.py::test_without_a_loop_one_row_of_tiles_is_held_at_a_time")
+HELD = "memory.py::test_without_a_loop_two_tiles_are_held_at_a_time"
+plant("no tile that waits for another", SCHEDULE, "made[-tuning.TILES_AT_ONCE]", "()", HELD)
+plant("positions that do not wait", TILE, 'axes["q"]._replace(positions=after(first, axes["q"].positions))',
+      'axes["q"]', HELD)
+plant("cotangents that do not wait", BACKWARD, "after(first, dout)", "dout", HELD)
 plant("no sink", PARTIALS, "return cls(m, (m > -jnp.inf).astype(dtype),", "return cls(m, jnp.zeros_like(m),", ORDER)
 plant("lse without its sink", FORWARD,
-      "out, m, log_sum = state.finish(exact=exact)",
+      "out, m, log_sum = (before_keys(plan, x, 0) if state is None else state).finish(exact=exact)",
       "out, m, log_sum = state.finish()\n            "
       "log_sum = jnp.log(state.total - jnp.exp(x.sink.astype(plan.dtype) - m))", ORDER)
 

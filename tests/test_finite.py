@@ -70,8 +70,7 @@ def test_each_form_is_the_definition_and_so_are_its_derivatives(case, x64, monke
     want = orders(definition(**options | {"mask": mask}))(*x)
     for finite, tiles in FORMS.values():
         jax.clear_caches()
-        for constant in ("WRITTEN_OUT_TILES", "WRITTEN_OUT_ROW_BY_ROW"):
-            monkeypatch.setattr(tuning, constant, tiles)
+        monkeypatch.setattr(tuning, "WRITTEN_OUT_TILES", tiles)
         got = orders(lambda *x, finite=finite: attend(*x, **options, finite=finite))(*x)
         assert_close(got, want, ulps=512)
 

@@ -33,8 +33,7 @@ def small_tiles(request, monkeypatch):
     if request.param is None:
         return
     monkeypatch.setattr(tuning, "tile_sizes", lambda T, S, platform=None: (min(T, 16), min(S, 16)))
-    for constant in ("WRITTEN_OUT_TILES", "WRITTEN_OUT_ROW_BY_ROW"):
-        monkeypatch.setattr(tuning, constant, request.param)
+    monkeypatch.setattr(tuning, "WRITTEN_OUT_TILES", request.param)
 
 
 def inputs(*names):

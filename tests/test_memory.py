@@ -12,7 +12,7 @@ from _oracles import weigh
 
 import jattn
 from jattn import masks, reference, scores
-from jattn.engine import batching, forward, tuning
+from jattn.engine import backward, batching, tile, tuning
 
 T, S = 67, 71
 TILE = (16, 16)
@@ -221,19 +221,25 @@ def test_what_a_mask_may_hide_is_looked_for_without_a_copy_of_the_operands():
 
 
 @pytest.mark.structure
-def test_without_a_loop_one_row_of_tiles_is_held_at_a_time(monkeypatch):
-    """So is memory linear there too; the control, in which no row waits for the row before, holds all tiles at once."""
+@pytest.mark.parametrize("which", ["value", "gradient", "jvp"])
+def test_without_a_loop_two_tiles_are_held_at_a_time(which, monkeypatch):
+    """With what a score makes of their positions; the control, in which none waits for another, holds all sixteen."""
     monkeypatch.setattr(tuning, "FEW_PAIRS", 0)
+    x = [jax.ShapeDtypeStruct((4, 2048, 64), jnp.float32)] * 3 + [jax.ShapeDtypeStruct((4,), jnp.float32)]
 
-    def exponent():
+    def value(q, k, v, slopes):
+        return jax.vmap(lambda q, k, v, slope: jattn.attention(q, k, v, score=scores.alibi(slope)))(q, k, v, slopes)
+
+    def held():
         jax.clear_caches()
-        held = []
-        for n in (1024, 2048):
-            x = [jax.ShapeDtypeStruct((n, 64), jnp.float32)] * 3
-            lowered = jax.jit(lambda *x: jattn.attention(*x, mask=masks.causal())).lower(*x)
-            held.append(lowered.compile().memory_analysis().temp_size_in_bytes)
-        return math.log2(held[1] / held[0])
+        return jax.jit(orders[which]).lower(*x).compile().memory_analysis().temp_size_in_bytes
 
-    assert exponent() <= 1.1
-    monkeypatch.setattr(forward, "after", lambda first, x: x)
-    assert exponent() > 1.5
+    orders = {
+        "value": lambda *x: value(*x),
+        "gradient": lambda *x: jax.grad(lambda *x: value(*x).sum(), (0, 1, 2, 3))(*x),
+        "jvp": lambda *x: jax.jvp(value, x, x),
+    }
+    waiting = held()
+    for module in (tile, backward):
+        monkeypatch.setattr(module, "after", lambda first, x: x)
+    assert waiting < held() / 3

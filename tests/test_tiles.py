@@ -140,7 +140,11 @@ def test_each_tile_that_is_not_empty_is_visited_once_and_no_other(name, T, S, tr
     def by_rows():
         counts = jnp.zeros((plan.q_tiles, plan.k_tiles), jnp.int32)
         start, finish = (lambda counts, i: counts), (lambda counts: (counts, jnp.zeros((1,))))
-        return schedule.fold_rows(schedule.schedule(plan, x), counts, start, visit, finish)[0]
+
+        def step(counts, i, j, masked, first):
+            return visit(counts, i, j, masked), ()
+
+        return schedule.fold_rows(schedule.schedule(plan, x), counts, start, step, finish)[0]
 
     def by_tiles():
         return schedule.scan_tiles(

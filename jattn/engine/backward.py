@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import as_it_lies, is_half, transpose, zero_nonfinite_rows
+from jattn._numerics import after, as_it_lies, is_half, transpose, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import Operand
@@ -109,10 +109,10 @@ def sum_backward(
     residuals = residuals.without_nonfinite(plan)
     dout_padded, g_padded = plan.pad_rows(dout), plan.pad_rows(g)
 
-    def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
+    def tile(i: Any, j: Any, masked: bool, first: Any) -> list[jax.Array]:
         dout, g = (tiles.cut_rows(a, i, plan.q_tile) for a in (dout_padded, g_padded))
-        tile = recomputed.of(plan, residuals, i, j, masked)
-        parts = backward_tile(plan, tile, active, dout, g[None, :])
+        tile = recomputed.of(plan, residuals, i, j, masked, first=first)
+        parts = backward_tile(plan, tile, active, after(first, dout), g[None, :])
         if residuals.nonfinite is not None:
             parts = residuals.nonfinite.tile(plan, i, j).transposed.zero(parts)
         return jax.tree.leaves(parts)

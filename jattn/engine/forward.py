@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import after, any_along, nan_if_nonfinite, nan_where, zero_nonfinite_rows
+from jattn._numerics import any_along, nan_if_nonfinite, nan_where, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite, Operand
@@ -75,27 +75,26 @@ class Forward(PlannedFunction, ReturnsPartial):
         x = pad(plan, jax.tree.unflatten(self.tree, leaves))
         if fits_one_tile(plan, x):
             return single_tile(plan, x)
-        visits = schedule(plan, x, tuning.WRITTEN_OUT_ROW_BY_ROW)
+        visits = schedule(plan, x)
         nan_rows = (lambda *tile: None) if plan.finite else nan_rows_of(plan, x)
         exact = plan.finite and exact_logits(plan, x)
 
-        # (what the row waits for, its state)
-        def start(end: Any, i: Any) -> tuple[Any, SoftmaxState | None]:
-            first_tile_makes_it = exact and visits.written_out
-            return end, None if first_tile_makes_it else before_keys(plan, x, i)
+        def start(_: Any, i: Any) -> SoftmaxState | None:
+            if exact and visits.written_out:
+                return None  # the first tile makes the state
+            return before_keys(plan, x, i)
 
-        def step(row: tuple[Any, SoftmaxState | None], i: Any, j: Any, masked: bool) -> tuple[Any, SoftmaxState]:
-            (end, state), tile = row, tiles.cut(plan, x, i, j)
-            tile = tile if end is None else tile._replace(q=after(end[:, None], tile.q))
+        def step(state: SoftmaxState | None, i: Any, j: Any, masked: bool, first: Any) -> tuple[SoftmaxState, Any]:
+            tile = tiles.cut(plan, x, i, j, first=first)
             if masked:
-                return end, forward_masked_tile(plan, state, tile, exact=exact)
-            return end, forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j), exact=exact)
+                state = forward_masked_tile(plan, state, tile, exact=exact)
+            else:
+                state = forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j), exact=exact)
+            return state, state.acc
 
-        def finish(row: tuple[Any, SoftmaxState | None]) -> tuple[Any, tuple[jax.Array, ...]]:
-            state = before_keys(plan, x, 0) if row[1] is None else row[1]
-            out, m, log_sum = state.finish(exact=exact)
-            end = log_sum if visits.written_out else None
-            return end, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum)
+        def finish(state: SoftmaxState | None) -> tuple[None, tuple[jax.Array, ...]]:
+            out, m, log_sum = (before_keys(plan, x, 0) if state is None else state).finish(exact=exact)
+            return None, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum)
 
         _, ys = fold_rows(visits, None, start, step, finish)
         return [y[: plan.T] for y in ys]

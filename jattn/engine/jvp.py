@@ -101,15 +101,16 @@ def _fold(plan: Plan, x: Operands, x_dot: Operands) -> tuple[jax.Array, ...]:
             return None  # the first tile makes the state
         return first_state(i)
 
-    def step(state: SoftmaxState | None, i: Any, j: Any, masked: bool) -> SoftmaxState:
-        tile, tile_dot = tiles.cut(plan, x, i, j), tiles.cut(plan, x_dot, i, j)
+    def step(state: SoftmaxState | None, i: Any, j: Any, masked: bool, first: Any) -> tuple[SoftmaxState, Any]:
+        tile, tile_dot = (tiles.cut(plan, a, i, j, first=first) for a in (x, x_dot))
         allowed = tiles.tile_mask(plan, tile) if masked else None
         found, logits_dot = logits_and_tangents(plan, tile, tile_dot, allowed, excluded=least)
 
         def sums(p: jax.Array) -> tuple[jax.Array, ...]:
             return _weighted(plan, tile, tile_dot, p, p * logits_dot)
 
-        return SoftmaxState.of(found, sums) if state is None else state.absorb(found, sums, exact=exact)
+        state = SoftmaxState.of(found, sums) if state is None else state.absorb(found, sums, exact=exact)
+        return state, state.acc
 
     def finish(state: SoftmaxState | None) -> tuple[None, tuple[jax.Array, ...]]:
         (out, a, total_dot), m, log_sum = (first_state(0) if state is None else state).finish(exact=exact)

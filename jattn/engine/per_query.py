@@ -52,14 +52,15 @@ class BestKeys(PlannedFunction):
             shape = plan.q_tile, self.n
             return jnp.full(shape, -jnp.inf, plan.dtype), jnp.broadcast_to(none, shape)
 
-        def step(best: tuple[jax.Array, jax.Array], i: Any, j: Any, masked: bool) -> tuple[jax.Array, jax.Array]:
-            tile = tiles.cut(plan, x, i, j)
+        def step(best: tuple[jax.Array, jax.Array], i: Any, j: Any, masked: bool, first: Any) -> tuple[Any, Any]:
+            tile = tiles.cut(plan, x, i, j, first=first)
             logits = tiles.logits(plan, tile, _allowed(self, tile, masked))
             found, at = _best(jnp.where(jnp.isnan(logits), jnp.inf, logits), self.n)
             # Full tiles are visited before partial ones: of equal logits the index decides, not the order.
             keys = jnp.concatenate([-best[0], -found], 1), jnp.concatenate([best[1], at + j * plan.k_tile], 1)
             minus, indices = jax.lax.sort(keys, dimension=1, num_keys=2)
-            return -minus[:, : self.n], indices[:, : self.n]
+            best = -minus[:, : self.n], indices[:, : self.n]
+            return best, best
 
         def finish(best: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
             logits, indices = best
@@ -237,8 +238,8 @@ class Deviation(PlannedFunction):
     def __call__(self, *xs: Operand) -> list[jax.Array]:
         plan, residuals = self.plan, _residuals(self, xs).without_nonfinite(self.plan)
 
-        def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
-            w = Recomputed.of(plan, residuals, i, j, masked)
+        def tile(i: Any, j: Any, masked: bool, first: Any) -> list[jax.Array]:
+            w = Recomputed.of(plan, residuals, i, j, masked, first=first)
             logits = tiles.logits(plan, w.tile, w.allowed, transposed=True, nonfinite=w.nonfinite)
             return [jnp.sum(w.probabilities(logits) * _finite_below(logits, w.m), 0)]
 

@@ -87,28 +87,29 @@ def few_pairs(plan: Plan, examples: int) -> bool:
 class Schedule:
     """The tiles to visit: known before tracing (`lists`), or only when the program runs (`states`).
 
-    `lists` holds, for each of `PASSES`, its tiles as (i, j) row by row; `states` the block state of each tile. `few` is
-    how many are visited without a loop.
+    `lists` holds, for each of `PASSES`, its tiles as (i, j) row by row; `states` the block state of each tile.
     """
 
     plan: Plan
     lists: tuple[np.ndarray, np.ndarray] | None
     states: jax.Array | None
-    few: int
 
     @property
     def written_out(self) -> bool:
         """Whether the tiles are visited one after another without a loop, as few of them are that are finite."""
-        return self.plan.finite and self.lists is not None and sum(map(len, self.lists)) <= self.few
+        if self.lists is None or not self.plan.finite:
+            return False
+        in_rows = np.bincount(np.concatenate(self.lists)[:, 0], minlength=1)
+        return in_rows.sum() <= tuning.WRITTEN_OUT_TILES and in_rows.max() <= tuning.WRITTEN_OUT_IN_A_ROW
 
 
-def schedule(plan: Plan, x: Operands, few: int | None = None) -> Schedule:
-    """Which tiles are visited. `x` is padded. `few`: how many at most without a loop (`tuning.WRITTEN_OUT_TILES`)."""
-    states, few = block_states(plan, x), tuning.WRITTEN_OUT_TILES if few is None else few
+def schedule(plan: Plan, x: Operands) -> Schedule:
+    """Which tiles are visited. `x` is padded."""
+    states = block_states(plan, x)
     if isinstance(states, jax.Array):
-        return Schedule(plan, None, states, few)
+        return Schedule(plan, None, states)
     unmasked, masked = (np.argwhere(states == state) for state, _ in PASSES)
-    return Schedule(plan, (unmasked, masked), None, few)
+    return Schedule(plan, (unmasked, masked), None)
 
 
 def block_states(plan: Plan, x: Operands) -> Any:
@@ -163,18 +164,20 @@ def fold_rows(
 ) -> Any:
     """(carry, ys) after all query tiles; the y, which each of them leaves, are joined along their rows.
 
-    For each query tile i: state = start(carry, i); state = step(state, i, j, masked) for each key tile j that it
-    visits; carry, y = finish(state).
+    For each query tile i: state = start(carry, i); state, made = step(state, i, j, masked, first) for each key tile j
+    that it visits; carry, y = finish(state). `made` is what the step computed last. Without a loop, `first` is what was
+    made of a tile before, and the step is to compute nothing of its tile earlier (`_numerics.after`).
     """
     n = visits.plan.q_tiles
     if visits.written_out:
         assert visits.lists is not None
-        rows = []
+        rows, made = [], [()] * tuning.TILES_AT_ONCE
         for i in range(n):
             state = start(carry, i)
             for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
                 for j in tiles[tiles[:, 0] == i, 1]:
-                    state = step(state, i, int(j), masked)
+                    state, last = step(state, i, int(j), masked, made[-tuning.TILES_AT_ONCE])
+                    made.append(last)
             carry, y = finish(state)
             rows.append(y)
         return carry, y if n == 1 else jax.tree.map(lambda *ys: jnp.concatenate(ys), *rows)
@@ -200,7 +203,7 @@ def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -
 
             def visit(_: Any, at: Any, following: Any = following, masked: bool = masked) -> Any:
                 so_far, j = at[0], entry(following, at[1])
-                return step(so_far, i, j, masked), j + 1
+                return step(so_far, i, j, masked, ())[0], j + 1
 
             state, _ = jax.lax.fori_loop(0, jnp.sum(row == kind, dtype=jnp.int32), visit, (state, jnp.int32(0)))
         return state
@@ -211,12 +214,12 @@ def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -
         if len(tiles) == 0:
             continue
         if visits.plan.q_tiles == 1 and len(tiles) == 1:
-            state = step(state, i, int(tiles[0, 1]), masked)
+            state, _ = step(state, i, int(tiles[0, 1]), masked, ())
             continue
         bounds = jnp.asarray(first + np.searchsorted(tiles[:, 0], np.arange(visits.plan.q_tiles + 1)), jnp.int32)
 
         def visit_listed(n: Any, so_far: Any, masked: bool = masked) -> Any:
-            return step(so_far, i, entry(js, n), masked)
+            return step(so_far, i, entry(js, n), masked, ())[0]
 
         state = jax.lax.fori_loop(entry(bounds, i), entry(bounds, i + 1), visit_listed, state)
     return state
@@ -260,9 +263,9 @@ def scan_tiles(visits: Schedule, add: Callable[..., Any], carry: Any) -> Any:
     return carry
 
 
-# Sums over tiles, for the derivative passes. `tile(i, j, masked)` yields a list of parts, each with a role: "qd" or
-# "dq", of the queries of the tile; "kd", of its keys, [k, d]; "kq", of its pairs; or "", of neither. The sums have all
-# rows, and rows down.
+# Sums over tiles, for the derivative passes. `tile(i, j, masked, first)` yields a list of parts, each with a role: "qd"
+# or "dq", of the queries of the tile; "kd", of its keys, [k, d]; "kq", of its pairs; or "", of neither. The sums have
+# all rows, and rows down.
 
 
 def sum_by_rows(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Array], roles: list[str]) -> list[Any]:
@@ -275,12 +278,13 @@ def sum_by_rows(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Arra
             _row_of(plan, z, role) if own else next(rest) for z, own, role in zip(zeros, of_row, roles, strict=True)
         ]
 
-    def step(totals: list[jax.Array], i: Any, j: Any, masked: bool) -> list[jax.Array]:
-        parts = tile(i, j, masked)
-        return [
+    def step(totals: list[jax.Array], i: Any, j: Any, masked: bool, first: Any) -> tuple[list[jax.Array], Any]:
+        parts = tile(i, j, masked, first)
+        sums = [
             total + part if own else _add_part(plan, total, part, role, i, j)
             for total, part, own, role in zip(totals, parts, of_row, roles, strict=True)
         ]
+        return sums, parts
 
     def finish(totals: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         others = [a for a, own in zip(totals, of_row, strict=True) if not own]
@@ -301,7 +305,7 @@ def sum_by_tiles(visits: Schedule, tile: Callable[..., Any], zeros: list[jax.Arr
     """The same sums, tile after tile: for JAX to transpose. Nothing of a tile is kept."""
 
     def add(carry: list[jax.Array], i: Any, j: Any, masked: bool) -> list[jax.Array]:
-        parts = recomputed(lambda: tile(i, j, masked))
+        parts = recomputed(lambda: tile(i, j, masked, ()))
         return [
             _add_part(visits.plan, total, part, role, i, j)
             for total, part, role in zip(carry, parts, roles, strict=True)

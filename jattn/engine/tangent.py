@@ -172,9 +172,17 @@ class Recomputed(NamedTuple):
 
     @classmethod
     def of(
-        cls, plan: Plan, residuals: Residuals, i: Any, j: Any, masked: bool, *, transposed: bool = True
+        cls,
+        plan: Plan,
+        residuals: Residuals,
+        i: Any,
+        j: Any,
+        masked: bool,
+        *,
+        transposed: bool = True,
+        first: Any = (),
     ) -> "Recomputed":
-        tile = tiles.cut(plan, residuals.x, i, j, transposed=transposed)
+        tile = tiles.cut(plan, residuals.x, i, j, transposed=transposed, first=first)
         allowed = tiles.tile_mask(plan, tile) if masked else None
         m, log_sum = (
             jnp.expand_dims(tiles.cut_rows(a, i, plan.q_tile), 0 if transposed else 1)
@@ -262,9 +270,9 @@ def sum_tangent(
     """A [T, Dv] and lse_dot [T], given the padded tangents of the active operands."""
     residuals = residuals.without_nonfinite(plan)
 
-    def tile(i: Any, j: Any, masked: bool) -> list[jax.Array]:
-        w = recomputed.of(plan, residuals, i, j, masked, transposed=False)
-        tile_dot = tiles.cut(plan, x_dot, i, j)
+    def tile(i: Any, j: Any, masked: bool, first: Any) -> list[jax.Array]:
+        w = recomputed.of(plan, residuals, i, j, masked, transposed=False, first=first)
+        tile_dot = tiles.cut(plan, x_dot, i, j, first=first)
         nonfinite = residuals.nonfinite
         return tangent_tile(plan, w, tile_dot if nonfinite is None else nonfinite.tile(plan, i, j).zero(tile_dot))
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._numerics import (
+    after,
     as_it_lies,
     below,
     is_half,
@@ -45,8 +46,12 @@ class Tile(NamedTuple):
     """(key, rate); in a kernel, which draws them by itself, (the kept pairs, rate)."""
 
 
-def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) -> Tile:
-    """The operands of tile (i, j), by their roles (`plan.ROLES`, `Mask.leaf_axes`)."""
+def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False, first: Any = ()) -> Tile:
+    """The operands of tile (i, j), by their roles (`plan.ROLES`, `Mask.leaf_axes`).
+
+    What is as large as the tile is not computed before the arrays of `first`: products of its queries, and what a score
+    modifier makes of its positions.
+    """
     rows, axes = {}, {}
     sides = ("q", i, plan.q_tile, x.q_positions), ("k", j, plan.k_tile, x.k_positions)
     for (letter, n, size, at), across in zip(sides, (transposed, not transposed), strict=True):
@@ -72,8 +77,10 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False) ->
         a = slice_of(a, starts, sizes)
         return (a.T if transposed and role == "qk" else a).astype(plan.dtype)
 
+    if plan.score is not None:
+        axes["q"] = axes["q"]._replace(positions=after(first, axes["q"].positions))
     return Tile(
-        q=take(x.q, ROLES.q),
+        q=None if x.q is None else after(first, take(x.q, ROLES.q)),
         k=take(x.k, ROLES.k),
         v=take(x.v, ROLES.v),
         bias=take(x.bias, ROLES.bias),
