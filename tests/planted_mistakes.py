@@ -877,6 +877,12 @@ plant("all heads at once, the NaN of one in all", AT_ONCE, "jnp.isfinite(out).al
 plant("all heads at once, without the scale", AT_ONCE,
       " * ordered(number.scale, order)[..., None, None]", "",
       "heads_at_once.py::test_value_and_derivatives_are_those_of_the_definition")
+plant("all heads at once, their keys turned", AT_ONCE,
+      'after(q, jnp.einsum("...sc,...rc->...sr", columns(number.k), q))',
+      'jnp.einsum("...sc,...rc->...sr", columns(number.k), q)',
+      "heads_at_once.py::test_few_queries_stand_across_in_their_product_with_the_keys")
+plant("all heads at once, few queries across that are taken for down", AT_ONCE, ".swapaxes(-1, -2)", "",
+      "heads_at_once.py::test_value_and_derivatives_are_those_of_the_definition")
 plant("all heads at once, wherever the keys lie", AT_ONCE,
       "<= levels.inside]", "<= levels.inside or level]",
       "heads_at_once.py::test_it_is_a_matter_of_layout_length_and_platform")

@@ -71,15 +71,17 @@ BIAS = normal(B, K * G, T, S, seed=4)
 
 
 @pytest.mark.parametrize(
-    ("options", "dense"),
+    ("options", "dense", "across"),
     [
-        ({}, {}),
-        ({"mask": SOME, "sink": SINK}, {"mask": SOME, "sink": SINK}),
-        ({"bias": BIAS, "scale": np.float64(0.6)}, {"bias": BIAS, "scale": np.full(K * G, 0.6)}),
+        ({}, {}, 16),
+        ({"mask": SOME, "sink": SINK}, {"mask": SOME, "sink": SINK}, 16),
+        ({"mask": SOME, "sink": SINK}, {"mask": SOME, "sink": SINK}, 15),
+        ({"bias": BIAS, "scale": np.float64(0.6)}, {"bias": BIAS, "scale": np.full(K * G, 0.6)}, 16),
     ],
-    ids=["nothing", "a mask and sinks", "a bias and a scale"],
+    ids=["nothing", "a mask and sinks", "a mask and sinks, queries down", "a bias and a scale"],
 )
-def test_value_and_derivatives_are_those_of_the_definition(options, dense, x64):
+def test_value_and_derivatives_are_those_of_the_definition(options, dense, across, monkeypatch, x64):
+    monkeypatch.setattr(tuning, "ROWS_ACROSS", across)
     x = inputs(np.float64)
     assert at_once(heads(**options), *x)
     assert_close(orders(heads(**options))(*x), orders(definition(**dense))(*x), ulps=1e4)
@@ -193,3 +195,10 @@ def test_keys_and_values_are_read_where_they_lie():
 
     assert len(made(heads(implementation="loops"))) == 2
     assert not made(heads())
+
+
+def test_few_queries_stand_across_in_their_product_with_the_keys():
+    """And XLA does not fold the transposition that follows into it. More of them stand down."""
+    for T, shape in ((1, "512,8"), (1 + tuning.ROWS_ACROSS // (K * G), "24,512")):
+        text = jax.jit(heads()).lower(*inputs(T=T, S=512)).compile().as_text()
+        assert re.search(rf"= f32\[{B},{shape}\]\S* dot\(", text)

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jattn._numerics import after
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchLevels, FiniteKernel
@@ -97,7 +98,12 @@ def attend_at_once(fun: Forward, levels: BatchLevels, heads: int, xs: Sequence[j
     q = ordered(number.q, order).astype(plan.dtype) * ordered(number.scale, order)[..., None, None]
     q = q.reshape(*q.shape[: outer + 1], -1, 1, q.shape[-1])
     q = jnp.where(own, q, 0).reshape(*q.shape[:outer], -1, H * q.shape[-1])
-    products = in_levels(jnp.einsum("...rc,...sc->...rs", q, columns(number.k)), plan.T, plan.S)
+    if q.shape[-2] <= tuning.ROWS_ACROSS:
+        # But for the addition XLA would fold the transposition into the product.
+        products = after(q, jnp.einsum("...sc,...rc->...sr", columns(number.k), q)).swapaxes(-1, -2)
+    else:
+        products = jnp.einsum("...rc,...sc->...rs", q, columns(number.k))
+    products = in_levels(products, plan.T, plan.S)
     mapped = [tuple(range(len(sizes))), *levels.operands]
     for level in reversed(range(len(sizes))):
         of_one = jax.vmap(of_one, [0 if level in levels_of else None for levels_of in mapped])
