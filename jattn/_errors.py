@@ -57,6 +57,18 @@ def floating(caller: str, **arrays: jax.Array) -> None:
         kind(caller, name, x, jnp.floating, f"Convert it first: {name}.astype(jax.numpy.float32).")
 
 
+def dtype(caller: str, given: Any, remedy: str, *others: Any) -> Any:
+    """The dtype that was asked for by name or by type: floating point, or one of `others`."""
+    must = " or ".join(("dtype must be floating point", *(jnp.dtype(other).name for other in others)))
+    try:
+        found = jnp.dtype(given)
+    except TypeError:
+        fail(TypeError, caller, must, remedy, dtype=repr(given))
+    if not (jnp.issubdtype(found, jnp.floating) or found in others):
+        fail(TypeError, caller, must, remedy, dtype=str(found))
+    return found
+
+
 def rank(caller: str, n: int, axes: str, remedy: str, **arrays: jax.Array) -> None:
     """Refuses an array that has not exactly the `n` axes that `axes` spells."""
     for name, x in arrays.items():

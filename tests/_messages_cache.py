@@ -56,6 +56,7 @@ CACHE = [
     (lambda: cache.contiguous(0, Hkv, S, D), ValueError, "contiguous: B must be at least 1, got B 0. Pass a Python int of at least 1."),
     (lambda: cache.ring(B, Hkv, D, window=2.0), TypeError, "ring: window must be a whole number, got window of type float. Pass a Python int of at least 1."),
     (lambda: cache.paged(B, Hkv, S, D, pages=0), ValueError, "paged: pages must be at least 1, got pages 0. Pass a Python int of at least 1."),
+    (lambda: made(dtype="int9"), TypeError, "contiguous: dtype must be floating point or int8, got dtype 'int9'. Keep keys in one of these."),
     (lambda: made(dtype=np.int32), TypeError, "contiguous: dtype must be floating point or int8, got dtype int32. Keep keys in one of these."),
     (lambda: cache.quantised(whole(3)), TypeError, "quantised: x must be floating point, got x int32[3]. Convert it first: x.astype(jax.numpy.float32)."),
     (lambda: cache.quantised(ones()), ValueError, "quantised: x must have an axis, got x []. Pass vectors [*n, D]."),

@@ -44,6 +44,7 @@ POSITIONS = [
     (lambda: positions.compose(positions.linear(2.0), None), TypeError, f"compose: scaling must be a function, got scaling of type NoneType. {SCALING}"),
     (lambda: positions.linear(ones(3)), TypeError, "linear: factor must be a real number, got factor [3]. Pass a number of Python or NumPy."),
     (lambda: positions.dynamic_ntk(2.0, original=8, length=None), TypeError, "dynamic_ntk: length must be a real number, got length of type NoneType. Pass a number of Python or NumPy."),
+    (lambda: positions.sinusoidal(ones(T, dtype=np.int32), 4, dtype="float9"), TypeError, "sinusoidal: dtype must be floating point, got dtype 'float9'. Sines are from -1 to 1: as whole numbers most would be 0."),
     (lambda: positions.sinusoidal(ones(T, dtype=np.int32), 4, dtype=np.int32), TypeError, "sinusoidal: dtype must be floating point, got dtype int32. Sines are from -1 to 1: as whole numbers most would be 0."),
     (lambda: positions.linear(0.0), ValueError, f"linear: factor must be above 0 and finite, got factor 0.0. {TRAINED}"),
     (lambda: positions.ntk(jax.numpy.int32(-2)), ValueError, f"ntk: factor must be above 0 and finite, got factor -2.0. {TRAINED}"),
@@ -74,6 +75,7 @@ MAPPED = "No batch: map with jax.vmap, in_axes (None, 0)."
 MADE = "Make them with heads.init or heads.latent_init, or name what comes from elsewhere as they do."
 ROPE = "Write rope(x [T, D], positions [T]) -> [T, D], as jattn.positions.rotary."
 NORM = "Leave it out for q and k without a norm."
+REAL = "Parameters are real numbers, as in dtype='bfloat16'."
 SHARE = "Each key/value head serves the same number of query heads."
 
 
@@ -100,6 +102,8 @@ def lens(**options):
 HEADS = [
     (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=3), ValueError, f"init: heads must be a multiple of kv_heads, got heads 4 and kv_heads 3. {SHARE}"),
     (lambda: heads.init(jax.random.key(0), 8, heads=4, kv_heads=2.0), TypeError, "init: kv_heads must be a whole number, got kv_heads of type float. Pass a Python int of at least 1."),
+    (lambda: heads.init(jax.random.key(0), 8, heads=4, dtype="bf16"), TypeError, f"init: dtype must be floating point, got dtype 'bf16'. {REAL}"),
+    (lambda: heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, rope_dim=2, value_dim=4, kv_rank=3, dtype=int), TypeError, f"latent_init: dtype must be floating point, got dtype int64. {REAL}"),
     (lambda: heads.latent_init(jax.random.key(0), 8, heads=2, head_dim=4, rope_dim=-2, value_dim=4, kv_rank=3), ValueError, "latent_init: rope_dim must be at least 0, got rope_dim -2. Pass a Python int of at least 0."),
     (lambda: heads.init(jax.random.key(0), 8, heads=3), ValueError, "init: width must be a multiple of heads, got width 8 and heads 3. Or say how wide: head_dim=64."),
     (lambda: heads.init(jax.random.key(0), 8, heads=2, qk_norm="RMS"), ValueError, f"init: qk_norm must be None, 'rms' or 'l2', got qk_norm 'RMS'. {NORM}"),

@@ -179,6 +179,7 @@ SHARDING = [
     (planned(devices=0), ValueError, "plan: devices must be at least 1, got devices 0. Pass a Python int of at least 1."),
     (planned(heads=6, kv_heads=4), ValueError, f"plan: heads must be a multiple of kv_heads, got heads 6 and kv_heads 4. {SERVES}"),
     (planned(heads=2, kv_heads=4), ValueError, f"plan: heads must be a multiple of kv_heads, got heads 2 and kv_heads 4. {SERVES}"),
+    (planned(dtype="bf16"), TypeError, "plan: dtype must be floating point, got dtype 'bf16'. Give the dtype of q, k and v, as in dtype='bfloat16'."),
     (planned(dtype="int32"), TypeError, "plan: dtype must be floating point, got dtype int32. Give the dtype of q, k and v, as in dtype='bfloat16'."),
     (planned(bandwidth=0.0), ValueError, "plan: bandwidth must be above zero, got bandwidth 0.0. Measure one step on one device, and one transfer between two."),
     (planned(mask=masks.lengths(k=3)), ValueError, f"plan: mask must not count the rows of an array, of which each device holds a piece, got mask lengths. {BY}"),

@@ -194,7 +194,7 @@ def test_compiled_memory_is_linear(name):
     """A second witness: what XLA sets aside, for sequences of two lengths; nothing is executed."""
 
     def temporaries(f, n):
-        x = {name: jax.ShapeDtypeStruct((n, 16), jnp.float32) for name in "qkv"}
+        x = dict.fromkeys("qkv", jax.ShapeDtypeStruct((n, 16), jnp.float32))
         return jax.jit(lambda x: TRANSFORMS[name](f, x)).lower(x).compile().memory_analysis().temp_size_in_bytes
 
     def exponent(f, short, long):

@@ -79,11 +79,8 @@ def empty(caller: str, N: int, C: int, Hkv: Any, D: Any, Dv: Any, dtype: Any) ->
     """Pages that hold nothing."""
     Hkv, D = _errors.count(caller, "Hkv", Hkv, least=1), _errors.count(caller, "D", D, least=1)
     Dv = D if Dv is None else _errors.count(caller, "Dv", Dv)
-    dtype = jax.dtypes.canonicalize_dtype(dtype)
-    if not (jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.int8):
-        must = "dtype must be floating point or int8"
-        _errors.fail(TypeError, caller, must, "Keep keys in one of these.", dtype=str(dtype))
-    return _zeros(N, C, Hkv, D, Dv, dtype)
+    dtype = _errors.dtype(caller, dtype, "Keep keys in one of these.", jnp.int8)
+    return _zeros(N, C, Hkv, D, Dv, jax.dtypes.canonicalize_dtype(dtype))
 
 
 @partial(jax.jit, static_argnums=range(6))

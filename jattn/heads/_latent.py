@@ -9,7 +9,7 @@ from jattn import _errors
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
 from jattn.heads._multi import ROPE, PerHead, Rope, grouped, output
 from jattn.heads._norm import rms_norm
-from jattn.heads._params import LECUN, Initializer, Params, fit, held, matrices, standard
+from jattn.heads._params import LECUN, TRAINED_IN, Initializer, Params, fit, held, matrices, standard
 from jattn.one_head import SharedOptions
 
 
@@ -44,7 +44,7 @@ def latent_init(
       k [C, H, D], v [C, H, Dv]; k_rope [E, R]; out [H, Dv, E]. Norms are 1.
 
     Raises:
-      TypeError: a size is not a whole number.
+      TypeError: a size is not a whole number, or the dtype not floating point.
       ValueError: a size is below 1, or head_dim or rope_dim below 0.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
@@ -60,6 +60,7 @@ def latent_init(
     given |= {"kv_rank": kv_rank} | ({} if q_rank is None else {"q_rank": q_rank})
     for name, n in given.items():
         _errors.count("latent_init", name, n, least=0 if name in ("head_dim", "rope_dim") else 1)
+    dtype = _errors.dtype("latent_init", dtype, TRAINED_IN)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (q_rank or width, heads, head_dim + rope_dim),
         "kv_down": (width, kv_rank),

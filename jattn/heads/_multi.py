@@ -11,7 +11,7 @@ from jattn._types import AnyArray, Array, ArrayLike, ArrayTree, DTypeLike, Float
 from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
 from jattn.arguments.options import one_key
 from jattn.heads._norm import rms_norm
-from jattn.heads._params import LECUN, Initializer, Params, at_least_1, fit, held, matrices, standard
+from jattn.heads._params import LECUN, TRAINED_IN, Initializer, Params, at_least_1, fit, held, matrices, standard
 from jattn.one_head import AttentionOptions, SharedOptions, attention
 
 ROPE = "Write rope(x [T, D], positions [T]) -> [T, D], as jattn.positions.rotary."
@@ -60,7 +60,7 @@ def init(
       v_bias [Hkv, Dv], out_bias [E]; q_norm [D], k_norm [D]; temperature [H]; head_scale [H]; gate [E, H, Dv].
 
     Raises:
-      TypeError: a size is not a whole number.
+      TypeError: a size is not a whole number, or the dtype not floating point.
       ValueError: a size is less than 1; kv_heads does not divide heads; heads does not divide width and head_dim is
         not given; or qk_norm is none of these.
 
@@ -86,6 +86,7 @@ def init(
     if qk_norm not in (None, "rms", "l2"):
         must, remedy = "qk_norm must be None, 'rms' or 'l2'", "Leave it out for q and k without a norm."
         _errors.fail(ValueError, "init", must, remedy, qk_norm=repr(qk_norm))
+    dtype = _errors.dtype("init", dtype, TRAINED_IN)
     D = at_least_1("init", "head_dim", head_dim, width // heads)
     Dv = at_least_1("init", "value_dim", value_dim, D)
     shapes = {"q": (width, heads, D), "k": (context_width, kv_heads, D), "v": (context_width, kv_heads, Dv)}

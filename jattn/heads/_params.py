@@ -18,6 +18,9 @@ Initializer: TypeAlias = Callable[[jax.Array, tuple[int, int], DTypeLike], jax.A
 """f(key, (fan_in, fan_out), dtype), as those of jax.nn.initializers."""
 
 
+TRAINED_IN = "Parameters are real numbers, as in dtype='bfloat16'."
+
+
 def at_least_1(caller: str, name: str, n: int | None, otherwise: int) -> int:
     """A static whole number of at least 1, `otherwise` if None."""
     return otherwise if n is None else _errors.count(caller, name, n, least=1)

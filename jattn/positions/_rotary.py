@@ -187,10 +187,8 @@ def sinusoidal(
     stand = _errors.array(caller, "positions", positions)
     _errors.rank(caller, 1, "[T]", "Map over a batch with jax.vmap.", positions=stand)
     stand = _positions(caller, stand, stand.shape[0], 0, None)
-    dtype = jnp.dtype(jnp.float32) if dtype is None else jnp.dtype(dtype)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        remedy = "Sines are from -1 to 1: as whole numbers most would be 0."
-        _errors.fail(TypeError, caller, "dtype must be floating point", remedy, dtype=str(dtype))
+    remedy = "Sines are from -1 to 1: as whole numbers most would be 0."
+    dtype = _errors.dtype(caller, jnp.float32 if dtype is None else dtype, remedy)
     theta = angles(stand, frequencies_of(caller, width, base, None).inv, _errors.wide(np.zeros(0, dtype)))
     return _waves(theta, interleaved).astype(dtype)
 

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
@@ -148,9 +147,7 @@ def plan(
     sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
     T, S, H, K, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
     group_size("plan", H, K, "heads must be a multiple of kv_heads", heads=str(H), kv_heads=str(K))
-    if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
-        remedy = "Give the dtype of q, k and v, as in dtype='bfloat16'."
-        _errors.fail(TypeError, "plan", "dtype must be floating point", remedy, dtype=str(jnp.dtype(dtype)))
+    e = _errors.dtype("plan", dtype, "Give the dtype of q, k and v, as in dtype='bfloat16'.").itemsize
     for name, rate in (("flops_per_second", flops_per_second), ("bandwidth", bandwidth)):
         remedy = "Measure one step on one device, and one transfer between two."
         if np.ndim(rate) or np.asarray(rate).dtype.kind not in "iuf":
@@ -158,7 +155,6 @@ def plan(
             _errors.fail(TypeError, "plan", f"{name} must be a real number", remedy, **got)
         if not rate > 0:
             _errors.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
-    e = jnp.dtype(dtype).itemsize
     acc = max(4, e)
     kv, q = -(-S // P) * K * 2 * D * e, -(-T // P) * H * D * e
     lse = -(-T // P) * H * acc
