@@ -59,7 +59,7 @@ def judge(w: dict, key: jax.Array, n: int) -> dict[str, jax.Array]:
         held = jnp.take_along_axis(p[None], pages, 2).sum(2).mean(1)
         share = {"right": jax.lax.map(right, (pages, everything))}
         return (
-            share | {n: jnp.where(everything, 1, x) for n, x in (("found", found), ("held", held))} | {"pages": pages}
+            share | {at: jnp.where(everything, 1, x) for at, x in (("found", found), ("held", held))} | {"pages": pages}
         )
 
     each = jax.lax.map(one, random.split(key, TESTED))
