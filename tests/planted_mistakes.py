@@ -104,6 +104,11 @@ plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sin
       "sink = plan.score(x.captured, sink, *[jnp.zeros((1, 1), jnp.int32)] * 2)[0]\n    " + START, ORDER)
 HELD = "memory.py::test_without_a_loop_two_tiles_are_held_at_a_time"
 plant("no tile that waits for another", SCHEDULE, "made[-tuning.TILES_AT_ONCE]", "()", HELD)
+SHORT_ROWS = "tiles.py::test_few_tiles_in_short_rows_are_visited_without_a_loop"
+plant("a row of many tiles without a loop", SCHEDULE, "in_rows.max() <= tuning.WRITTEN_OUT_IN_A_ROW",
+      "in_rows.max() <= tuning.WRITTEN_OUT_TILES", SHORT_ROWS)
+plant("many tiles without a loop", SCHEDULE, "in_rows.sum() <= tuning.WRITTEN_OUT_TILES",
+      "in_rows.sum() <= 99", SHORT_ROWS)
 plant("positions that do not wait", TILE, 'axes["q"]._replace(positions=after(first, axes["q"].positions))',
       'axes["q"]', HELD)
 plant("cotangents that do not wait", BACKWARD, "after(first, dout)", "dout", HELD)

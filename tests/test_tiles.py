@@ -1,5 +1,7 @@
 """Tiles: which are visited and which are not, what pads them, and dropout that does not know of them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,6 +156,14 @@ def test_each_tile_that_is_not_empty_is_visited_once_and_no_other(name, T, S, tr
     np.testing.assert_array_equal(jax.jit(by_rows)(), want)
     np.testing.assert_array_equal(jax.jit(by_tiles)(), want)
     assert name == "nothing" or T == 16 or (want == 0).any()
+
+
+@pytest.mark.parametrize(("T", "S", "taken"), [(64, 64, True), (80, 64, False), (16, 64, True), (16, 80, False)])
+def test_few_tiles_in_short_rows_are_visited_without_a_loop(T, S, taken):
+    """Up to 16 of them, 4 in a row, and of operands that are finite."""
+    plan, x = plan_and_operands(None, 16, 16, T=T, S=S)
+    assert schedule.schedule(dataclasses.replace(plan, finite=True), x).written_out == taken
+    assert not schedule.schedule(plan, x).written_out
 
 
 @pytest.mark.structure
