@@ -109,6 +109,14 @@ plant("a row of many tiles without a loop", SCHEDULE, "in_rows.max() <= tuning.W
       "in_rows.max() <= tuning.WRITTEN_OUT_TILES", SHORT_ROWS)
 plant("many tiles without a loop", SCHEDULE, "in_rows.sum() <= tuning.WRITTEN_OUT_TILES",
       "in_rows.sum() <= 99", SHORT_ROWS)
+plant("positions counted from the tile on each axis", TILE, "(rows[letter].start - begin) + jnp", "jnp",
+      "finite.py::test_each_form_is_the_definition_and_so_are_its_derivatives[a window]")
+plant("a mask of each tile", TILE, "(rows[letter].start - begin) + jnp",
+      "rows[letter].start + jnp",
+      "tiles.py::test_tiles_equally_far_from_the_diagonal_have_one_mask")
+plant("a mask by distance where one side is not", "jattn/masks/_algebra.py",
+      "self.a.by_distance and self.b.by_distance", "self.a.by_distance or self.b.by_distance",
+      "masks.py::test_a_mask_by_distance_is_the_same_wherever_positions_are_counted_from")
 plant("positions that do not wait", TILE, 'axes["q"]._replace(positions=after(first, axes["q"].positions))',
       'axes["q"]', HELD)
 plant("cotangents that do not wait", BACKWARD, "after(first, dout)", "dout", HELD)
@@ -213,8 +221,7 @@ plant("a cache that makes its own logits", "jattn/cache/_decode.py",
       one_place("decode"))
 plant("a backward pass that makes its own logits", BACKWARD,
       "return tiles.tile_logits(plan, tile, products, w.allowed, transposed=True, nonfinite=w.nonfinite)",
-      "places = tile.q_axis.positions, tile.k_axis.positions\n"
-      "        found = products if plan.score is None else plan.score(tile.captured, products, *places)\n"
+      "found = products if plan.score is None else plan.score(tile.captured, products, *tile.positions)\n"
       "        found = found if bias is None else found + bias\n"
       "        return found if w.allowed is None else jnp.where(w.allowed, found, -jnp.inf)",
       one_place("tiles"), one_place("causal tiles"))
@@ -275,8 +282,8 @@ plant("a tangent of v that passes a NaN which is hidden", TANGENT, "jnp.where(no
 plant("parts of the next row of tiles laid over this one", SCHEDULE, '{"q": i * plan.q_tile,',
       '{"q": (i + 1) * plan.q_tile,', transforms("bias"))
 plant("positions of keys for those of queries, transposed", TILE,
-      "positions = tile.q_axis.positions, tile.k_axis.positions",
-      "positions = [x.positions for x in (tile.q_axis, tile.k_axis)][:: -1 if transposed else 1]",
+      "allowed, nonfinite, *tile.positions, excluded)",
+      "allowed, nonfinite, *tile.positions[:: -1 if transposed else 1], excluded)",
       transforms("distance bias"))
 
 # Many heads.

@@ -57,7 +57,7 @@ def orders(f):
     return run
 
 
-SOME_CASES = ("causal", "any pairs", "a bias", "a soft cap", "a score and a sink")
+SOME_CASES = ("a window", "any pairs", "a bias", "a soft cap", "a score and a sink")
 
 
 @pytest.mark.parametrize(

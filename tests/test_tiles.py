@@ -166,6 +166,32 @@ def test_few_tiles_in_short_rows_are_visited_without_a_loop(T, S, taken):
     assert not schedule.schedule(plan, x).written_out
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_tiles_equally_far_from_the_diagonal_have_one_mask(transposed):
+    """Asked of the same positions, it is made once; but not if it asks for more than a distance, or of given places."""
+
+    def asked(mask, at, **places):
+        plan, x = plan_and_operands(mask, 16, 16, T=48, S=48)
+        made = [tile.cut(plan, x._replace(**places), i, j, transposed=transposed) for i, j in at]
+        for (i, j), w in zip(at, made, strict=True):
+            rows = [n * 16 + np.arange(16) for n in ((j, i) if transposed else (i, j))]
+            whole = masks.to_dense(mask, 48, 48)
+            want = whole.T[np.ix_(*rows)] if transposed else whole[np.ix_(*rows)]
+            np.testing.assert_array_equal(tile.tile_mask(plan, w), want)
+            for axis, told, row in zip((w.q_axis, w.k_axis), w.positions, (i, j), strict=True):
+                np.testing.assert_array_equal(axis.numbers.ravel(), row * 16 + np.arange(16))
+                np.testing.assert_array_equal(told, axis.numbers)
+        return len({tuple(np.concatenate([axis.positions.ravel() for axis in (w.q_axis, w.k_axis)])) for w in made})
+
+    diagonal, below = [(0, 0), (1, 1), (2, 2)], [(1, 0), (2, 1)]
+    mask = masks.causal() & masks.window(20)
+    assert asked(mask, diagonal) == asked(mask, below) == asked(mask, [(0, 1), (1, 2)]) == 1
+    assert asked(mask, diagonal + below) == 2
+    assert asked(mask | masks.prefix(5), diagonal) == 3
+    places = jnp.arange(48, dtype=jnp.int32)
+    assert asked(mask, diagonal, q_positions=places, k_positions=places) == 3
+
+
 @pytest.mark.structure
 def test_a_tile_that_is_skipped_is_not_looked_at():
     """What would be an error of every pair in it, a NaN in its sum, does not come out."""

@@ -42,6 +42,9 @@ class Tile(NamedTuple):
     mask: Mask | None
     q_axis: TileAxis
     k_axis: TileAxis
+    """The axes as the mask is asked; their numbers are those of dropout too."""
+    positions: tuple[Any, Any]
+    """Of the queries and of the keys, along their axes, as a score modifier is told them."""
     dropout: Any
     """(key, rate); in a kernel, which draws them by itself, (the kept pairs, rate)."""
 
@@ -79,6 +82,14 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False, fi
 
     if plan.score is not None:
         axes["q"] = axes["q"]._replace(positions=after(first, axes["q"].positions))
+    positions = axes["q"].positions, axes["k"].positions
+    known = isinstance(i, int) and isinstance(j, int) and x.q_positions is None and x.k_positions is None
+    if known and x.mask is not None and x.mask.by_distance:
+        # Counted from where the tile begins: tiles equally far from the diagonal have one mask, which XLA makes once.
+        begin = min(rows["q"].start, rows["k"].start)
+        for letter, _, size, _ in sides if begin else ():
+            counted = (rows[letter].start - begin) + jnp.arange(size, dtype=jnp.int32)
+            axes[letter] = axes[letter]._replace(positions=counted.reshape(axes[letter].numbers.shape))
     return Tile(
         q=None if x.q is None else after(first, take(x.q, ROLES.q)),
         k=take(x.k, ROLES.k),
@@ -89,6 +100,7 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False, fi
         mask=None if x.mask is None else x.mask.cut(rows["q"], rows["k"], transposed=transposed),
         q_axis=axes["q"],
         k_axis=axes["k"],
+        positions=positions,
         dropout=x.dropout,
     )
 
@@ -192,8 +204,7 @@ def tile_logits(
         of_q, of_k = nonfinite_rows(tile.q), nonfinite_rows(tile.k)
         nonfinite = of_k | of_q.T if transposed else of_q | of_k.T
     score = None if plan.score is None else partial(plan.score, tile.captured)
-    positions = tile.q_axis.positions, tile.k_axis.positions
-    return logits_from_products(products, score, tile.bias, allowed, nonfinite, *positions, excluded)
+    return logits_from_products(products, score, tile.bias, allowed, nonfinite, *tile.positions, excluded)
 
 
 def logits_from_products(

@@ -14,6 +14,7 @@ class Causal(Mask):
     """See `causal`."""
 
     looks_at_positions = True
+    by_distance = True
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return q.positions >= k.positions
@@ -68,6 +69,7 @@ class Window(Mask):
     """See `window`."""
 
     looks_at_positions = True
+    by_distance = True
     left: int | None = static()
     right: int | None = static()
 
@@ -100,6 +102,7 @@ class Window(Mask):
 class Constant(Mask):
     """See `full` and `empty`."""
 
+    by_distance = True
     allowed: bool = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:

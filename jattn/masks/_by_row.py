@@ -19,6 +19,7 @@ from jattn.masks._counts import token_count
 class Lengths(Mask):
     """See `lengths`."""
 
+    by_distance = True
     counts_rows = True
 
     q: Integer[Array, ""] | int | None
@@ -49,6 +50,7 @@ class Lengths(Mask):
 class Dense(Mask):
     """See `dense`."""
 
+    by_distance = True
     counts_rows = True
 
     array: Bool[Array, "T S"]
@@ -114,6 +116,8 @@ def _some_and_every(
 @value
 class Segments(Mask):
     """See `segments`."""
+
+    by_distance = True
 
     q: Integer[Array, " T"]
     k: Integer[Array, " S"] | None

@@ -11,6 +11,7 @@ class Dilated(Mask):
     """See `dilated`."""
 
     looks_at_positions = True
+    by_distance = True
     stride: int = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
@@ -30,6 +31,7 @@ class Strided(Mask):
     """See `strided`."""
 
     looks_at_positions = True
+    by_distance = True
     stride: int = static()
     local: int = static()
 

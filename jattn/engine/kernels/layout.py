@@ -282,6 +282,7 @@ class Call:
             return a if leaf.role == "" or leaf.role.startswith("n") else jnp.broadcast_to(a, shape)
 
         mask = None if x.mask is None else jax.tree.map(over_tile, self.x.mask, x.mask)
+        q_axis, k_axis = axis(i, plan.q_tile, of_q, x.q_positions), axis(j, plan.k_tile, 1 - of_q, x.k_positions)
         return Tile(
             q=factor(x.q),
             k=factor(x.k),
@@ -290,8 +291,9 @@ class Call:
             scale=wide(plan, x.scale),
             captured=tuple(starmap(self.of_offsets, zip(x.captured, self.x.captured, strict=True))),
             mask=mask,
-            q_axis=axis(i, plan.q_tile, of_q, x.q_positions),
-            k_axis=axis(j, plan.k_tile, 1 - of_q, x.k_positions),
+            q_axis=q_axis,
+            k_axis=k_axis,
+            positions=(q_axis.positions, k_axis.positions),
             dropout=dropout,
         )
 
