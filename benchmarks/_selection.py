@@ -11,7 +11,7 @@ LENGTH, LENGTHS, CONTROL = 4096, (4096, 16384, 65536), "jax.nn"
 TYPES = ("float32", "bfloat16")
 HOLDS = {"value": 1, "gradient": 3, "jvp": 2}
 """How many kernels a program of each derivative holds: the forward pass; the backward pass of dq and that of dk and dv;
-the tangent pass."""
+the tangent pass. In 16 bits one of a GPU holds the backward pass twice, and runs one of them."""
 CUDNN_HOLDS = {"value": 1, "gradient": 2, "jvp": 1}
 """How many calls of cuDNN: its forward and its backward pass. The gradient with lse has each twice, and the
 tangent pass is loops."""
@@ -67,7 +67,10 @@ def held(job: Job) -> int | None:
     if job["section"] == "cudnn":
         twice = job["derivative"] == "gradient" and "lse" in job["way"]
         return CUDNN_HOLDS[job["derivative"]] * (2 if twice else 1)
-    return HOLDS[job["derivative"]] if job["section"] == "kernels" else None
+    if job["section"] != "kernels":
+        return None
+    twice = job["device"] == "H200" and job["dtype"] == "bfloat16" and job["derivative"] == "gradient"
+    return HOLDS[job["derivative"]] + 2 * twice
 
 
 def of_lengths(derivatives: Sequence[str], everything: bool) -> Iterator[Job]:

@@ -535,6 +535,13 @@ plant("a kernel of the TPU that holds an int64", "jattn/engine/kernels/support.p
 
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"
+plant("in kernels of the GPU, a cotangent of out rounded to the 16 bits of the queries",
+      "jattn/engine/kernels/passes.py",
+      "(jnp.isfinite(narrow) & (narrow.astype(x.dtype) == x)).all()", "jnp.isfinite(narrow).all()",
+      "kernels_gpu.py::test_of_16_bits_every_result_is_rounded_once_at_the_end[unrounded-bfloat16]")
+plant("in kernels of the GPU, an infinite cotangent of out read in 16 bits", "jattn/engine/kernels/passes.py",
+      "(jnp.isfinite(narrow) & (narrow.astype(x.dtype) == x)).all()", "(narrow.astype(x.dtype) == x).all()",
+      "kernels_gpu.py::test_of_16_bits_an_infinite_cotangent_is_that_of_the_loops_in_values")
 plant("in a kernel of the GPU, the last masked tile left out", GPU, "end = visited[place]", "end = visited[place] - 1",
       f"{ON_GPU}[lengths]")
 plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] > 0", "nonfinite[h] > 1",

@@ -129,14 +129,19 @@ GPU_TILES = MappingProxyType(
     {
         "jattn_forward": (((64, 64), (64, 64)), ((64, 64), (32, 32))),
         "jattn_tangent": (((64, 64), (64, 32)), ((64, 32), (32, 32))),
-        "jattn_backward_q": (((64, 64), (64, 32)), ((64, 64), (32, 32))),
-        "jattn_backward_kv": (((64, 64), (64, 32)), ((32, 64), (32, 32))),
+        "jattn_backward_q": (((64, 64), (64, 64)), ((64, 64), (32, 32))),
+        "jattn_backward_kv": (((64, 64), (32, 64)), ((32, 64), (32, 32))),
     }
 )
 """Queries and keys of a tile in each kernel of the GPU: of operands in 16 bits with heads of up to 64 and with wider
-ones, and likewise of others. On an H200 these were the fastest of 86 tiles and numbers of warps (B = 2, H = 16,
-T = 4,096, causal), or within a tenth of it and with fewer values spilled to memory: logits, weights, what is as wide as
+ones, and likewise of others. On an H200 these were the fastest of 86 tiles and numbers of warps, those of the backward
+pass in 16 bits of 46 more (B = 2, H = 16, T = 4,096, causal), or within a tenth of it and with fewer values spilled to
+memory: logits, weights, what is as wide as
 the heads and the sums that a fold carries lie in registers, of which a thread has 255 (`make compile` asks ptxas)."""
+
+GPU_FLOAT32_DOUT_TILE = (64, 32)
+"""Of the backward pass of heads wider than 64 in 16 bits, where the cotangent of out is float32: it takes twice as many
+registers, and was the fastest there."""
 
 GPU_BUSY_TILES = MappingProxyType(
     {
@@ -154,8 +159,9 @@ GPU_SMALL_TILES = ((32, 16), (16, 16))
 of an array for each pair, and where a derivative pass of narrower ones has such a score; the second where both are."""
 
 GPU_STAGES = 2
-"""Tiles whose loads are under way at a time there: one, while another is worked on. The forward pass of 16 bits has one
-more, which saves it 6 % on an H200."""
+"""Tiles whose loads are under way at a time there: one, while another is worked on. In 16 bits the forward pass has one
+more, which saves it 6 % on an H200, and the backward pass of heads of up to 64, which saves 4 %; of wider ones it takes
+12 % longer with one more."""
 
 
 def gpu_warps(q_tile: int, k_tile: int, *, busy: bool) -> int:
@@ -197,8 +203,9 @@ vector memory, and a tile that is masked costs products as wide as the table."""
 
 
 def kernel_tile_sizes(
-    T: int, S: int, platform: str, *, kernel: str, width: int, half: bool, draws: bool, gathers: bool
-) -> tuple[int, int]:
+    T: int, S: int, platform: str, *, kernel: str, width: int, half: bool, draws: bool, gathers: bool,
+    float32_dout: bool = False,
+) -> tuple[int, int]:  # fmt: skip
     """How many queries and how many keys make a tile of a kernel: as few tiles as `KERNEL_TILE` allows, evenly.
 
     Args:
@@ -207,11 +214,12 @@ def kernel_tile_sizes(
       half: whether they are all of 16 bits.
       draws: whether it draws what dropout keeps.
       gathers: whether its score looks up an entry of an array for each pair.
+      float32_dout: whether the cotangent of out does not fit into those 16 bits.
     """
     if platform == "gpu":
         wide = width > 64
         if not (draws or gathers):
-            return GPU_TILES[kernel][not half][wide]
+            return GPU_FLOAT32_DOUT_TILE if half and wide and float32_dout else GPU_TILES[kernel][not half][wide]
         smaller = (draws and wide) + (gathers and (wide or kernel != "jattn_forward"))
         return (GPU_BUSY_TILES[kernel][wide], *GPU_SMALL_TILES)[smaller]
     most = KERNEL_DROPOUT_TILE if draws else KERNEL_TILE

@@ -141,7 +141,10 @@ def _warps_and_stages(kernel: Kernel) -> tuple[int, int]:
     call = kernel.call
     looks_up = any(leaf.role.startswith("n") for leaf in call.x.captured)
     warps = tuning.gpu_warps(call.plan.q_tile, call.plan.k_tile, busy=call.x.dropout is not None or looks_up)
-    more = kernel.name == "jattn_forward" and all(is_half(x.array) for x in (call.x.q, call.x.k, call.x.v))
+    deep = kernel.name == "jattn_forward" or (
+        kernel.name.startswith("jattn_backward") and call.x.q.array.shape[2] <= 64
+    )
+    more = deep and all(is_half(x.array) for x in (call.x.q, call.x.k, call.x.v))
     return warps, tuning.GPU_STAGES + more
 
 

@@ -7,6 +7,7 @@ Source: Dao et al. 2022, "FlashAttention", algorithms 2 and 4, a query tile (or,
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ FORWARD, TANGENT, BACKWARD_Q, BACKWARD_KV = "jattn_forward", "jattn_tangent", "j
 """The names of the kernels, by which a profile shows them."""
 
 
-def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
+def kernel_plan(plan: Plan, x: Operands, kernel: str, *, float32_dout: bool = False) -> Plan:
     """The plan with the tiles of a kernel for some operands, and a score modifier that it can compute."""
     if not plan.tile_given:
         score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
@@ -44,16 +45,20 @@ def kernel_plan(plan: Plan, x: Operands, kernel: str) -> Plan:
         gathers = bool(score.tables) if isinstance(score, SeparatedScore) else any(c.ndim for c in x.captured)
         half = all(map(is_half, (x.q, x.k, x.v)))
         q_tile, k_tile = tuning.kernel_tile_sizes(
-            plan.T, plan.S, plan.platform, kernel=kernel, width=width, half=half, draws=draws, gathers=gathers
-        )
+            plan.T, plan.S, plan.platform, kernel=kernel, width=width, half=half, draws=draws, gathers=gathers,
+            float32_dout=float32_dout,
+        )  # fmt: skip
         plan = dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile)
     return dataclasses.replace(plan, score=kernel_score(plan, x))
 
 
-def plan_of(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand], kernel: str) -> Plan:
+def plan_of(
+    fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand], kernel: str, *, float32_dout: bool = False
+) -> Plan:
     """The plan of a pass for one of its kernels."""
     own = [jax.ShapeDtypeStruct(x.shape[len(axes) :], x.dtype) for x, axes in zip(xs, levels.operands, strict=True)]
-    plan = kernel_plan(fun.plan, jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves]), kernel)
+    x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
+    plan = kernel_plan(fun.plan, x, kernel, float32_dout=float32_dout)
     assert (plan.score is None) == (fun.plan.score is None), "a score modifier that no kernel takes was refused before"
     return plan
 
@@ -176,9 +181,34 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
 
 
 def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
-    """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv."""
-    call = Call(plan_of(fun, levels, xs, BACKWARD_Q), fun.tree, levels, xs)
-    pull = Pullback.of(call, run)
+    """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv.
+
+    On a GPU the cotangent of out goes to the tensor cores in the 16 bits of q, k and v if it fits into them, as that of
+    a rounded result does. It is float32 here, and is asked of its values: a program holds the kernels of both.
+    """
+    n = fun.tree.num_leaves
+    x: Operands = jax.tree.unflatten(fun.tree, xs[:n])
+    dtypes = {a.dtype for a in (x.q, x.k, x.v)}
+    of_float32 = partial(cotangents, fun, levels, run, None)
+    if fun.plan.platform != "gpu" or len(dtypes) > 1 or x.q.dtype.itemsize != 2:
+        return of_float32(*xs)
+    found: list[jax.Array] = jax.lax.cond(
+        fits(xs[n + 3], x.q.dtype), partial(cotangents, fun, levels, run, x.q.dtype), of_float32, *xs
+    )
+    return found
+
+
+def fits(x: jax.Array, dtype: Any) -> jax.Array:
+    """Whether every entry is a finite number of a narrower dtype."""
+    narrow = x.astype(dtype)
+    return (jnp.isfinite(narrow) & (narrow.astype(x.dtype) == x)).all()
+
+
+def cotangents(fun: Backward, levels: BatchLevels, run: Run, dtype: Any, *xs: Operand) -> list[jax.Array]:
+    """Those of the active operands, by kernels that read the cotangent of out in a dtype (None: in float32)."""
+    given_plan = partial(plan_of, fun, levels, xs, float32_dout=dtype is None)
+    call = Call(given_plan(BACKWARD_Q), fun.tree, levels, xs)
+    pull = Pullback.of(call, run, dtype)
     # Each active operand by its number, so that every cotangent finds its place.
     given = select_active(fun.tree, fun.argnums, fun.argnums)
     active = given._replace(captured=numbered_values(call, given.captured, fun.tree.num_leaves))
@@ -187,9 +217,9 @@ def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list
     if jax.tree.leaves(of_queries):
         found |= pull.to_queries(of_queries)
     if jax.tree.leaves(of_keys):
-        plan = plan_of(fun, levels, xs, BACKWARD_KV)
+        plan = given_plan(BACKWARD_KV)
         same = (plan.q_tile, plan.k_tile) == (call.plan.q_tile, call.plan.k_tile)
-        by_keys = pull if same else Pullback.of(Call(plan, fun.tree, levels, xs), run)
+        by_keys = pull if same else Pullback.of(Call(plan, fun.tree, levels, xs), run, dtype)
         found |= by_keys.to_keys(of_keys)
     if has_values(call.plan.score) and any(i is not None for i in given.captured):
         pairs = zip(active.captured, call.x.captured, strict=True)
@@ -225,12 +255,15 @@ class Pullback:
     run: Run
 
     @classmethod
-    def of(cls, call: Call, run: Run) -> "Pullback":
+    def of(cls, call: Call, run: Run, dtype: Any) -> "Pullback":
+        """With dout in a dtype that it fits into (None: in float32)."""
         saved = Saved.of(call)
         dout, dlse = call.more[3:]
         attended = jnp.where(saved.nonempty[..., None], call.spread(dout), 0)
         g = jnp.where(saved.nonempty, call.spread(dlse) - jnp.sum(attended * saved.out, -1), 0)
         live = live_rows(saved.nonempty, saved.out, searched=call.raw.mask is not None)
+        if dtype is not None:
+            dout = dataclasses.replace(dout, array=dout.array.astype(dtype))
         rows = call.lay(dout, "qd"), call.row(g), call.row(live.astype(call.plan.dtype))
         return cls(call, saved, g, (call.x, saved.rows, *rows), run)
 
@@ -242,7 +275,8 @@ class Pullback:
         it looked up for a key stays a column.
         """
         x, rows, dout, g, live = operands
-        dout = as_it_lies(lambda dout, live: jnp.where(live > 0, dout, 0), wide(self.call.plan, dout), standing(live))
+        if not is_half(dout):  # what is, is finite, and is read as it lies: of 0 such a product is 0
+            dout = as_it_lies(lambda dout, live: jnp.where(live > 0, dout, 0), dout, standing(live))
         w = recomputed(self.call, x, rows, i, j, masked, finite)
         captured = tuple(
             c
