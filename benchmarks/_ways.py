@@ -343,6 +343,8 @@ CUDNN = [
     many_heads("grouped, causal, scale", KV_HEADS, lambda c: {"is_causal": True, "scale": c, **LIBRARY}, lambda T: ()),
     many_heads("lengths", HEADS, lambda n: {"query_seq_lengths": n, "key_value_seq_lengths": n, **LIBRARY},
                None, lambda T: Shape((2,), INT)),
+    many_heads("grouped, causal, a bias of each head", KV_HEADS, lambda b: {"is_causal": True, "bias": b, **LIBRARY},
+               lambda T: (HEADS, T, T)),
 ]  # fmt: skip
 """What cuDNN is asked for."""
 

@@ -118,8 +118,9 @@ def attention(
         says why there is none where the program is lowered;
         "interpret" runs the kernel of the TPU operation by operation on any platform, slowly, to test with. "cudnn"
         has the value and the gradient, that of lse included, of NVIDIA's library, for what it knows: q, k and v in
-        bfloat16 or float16 and of one width up to 128; full and causal masks, lengths, and a window to the left of a
-        causal one; any scale (q is rounded once more if it is not 1/√D); or says why not where the program is lowered.
+        bfloat16 or float16 and of one width up to 128 (256 on a GPU of compute capability 9); a bias in the same dtype,
+        of even T and S; full and causal masks, lengths, and, without a bias, a window to the left of a causal one; any
+        scale (q is rounded once more if it is not 1/√D); or says why not where the program is lowered.
         Its jvp, its derivatives beyond the first and what is not finite are loops. In every case derivatives beyond
         the first are. Kernels of the GPU and cuDNN were run on an H200; those of the TPU were compiled and interpreted
         so far, and not run.
