@@ -21,6 +21,14 @@ def dies(gradient, dtype):
     return float(gaps[jnp.argmax(g == 0)])
 
 
+def last_gap(dtype):
+    """The gap from which on e^−gap is 0: where it leaves the normal numbers, or, on a device that keeps the others as
+    well (a GPU), where it is half of the smallest."""
+    info = jnp.finfo(dtype)
+    flushes = float(jax.jit(lambda x: x / 2)(jnp.array(info.tiny, dtype))) == 0
+    return -np.log(float(info.tiny)) if flushes else np.log(2) - np.log(float(info.smallest_subnormal))
+
+
 def saturation():
     gaps = jnp.linspace(-30, 30, 121)
     x = jnp.stack([gaps, jnp.zeros_like(gaps)], 1)
@@ -37,10 +45,10 @@ def saturation():
         # The plain rule: dead once 1 + e^−gap rounds to 1. (XLA on a CPU computes bfloat16 in float32.)
         eps = float(jnp.finfo(jnp.float32 if name == "bfloat16" else dtype).eps)
         # The exact tail: once e^−gap is below what the dtype, at the end, or float32, on the way, can hold.
-        least = 2.0**-25 if name == "float16" else float(jnp.finfo(dtype).tiny)
+        last = 25 * np.log(2) if name == "float16" else last_gap(dtype)
         rows += [
             (f"dies at the gap, {name}, jax.nn", dies(lambda x: jax.grad(plain)(x)[0], dtype), np.log(2 / eps)),
-            (f"dies at the gap, {name}, jattn", dies(lambda x: jax.grad(entropy)(x)[0], dtype), -np.log(least)),
+            (f"dies at the gap, {name}, jattn", dies(lambda x: jax.grad(entropy)(x)[0], dtype), last),
         ]
     return {
         "rows": rows,

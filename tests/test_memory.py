@@ -221,6 +221,7 @@ def test_what_a_mask_may_hide_is_looked_for_without_a_copy_of_the_operands():
 
 
 @pytest.mark.structure
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="without a loop it is on a CPU")
 @pytest.mark.parametrize("which", ["value", "gradient", "jvp"])
 def test_without_a_loop_two_tiles_are_held_at_a_time(which, monkeypatch):
     """With what a score makes of their positions; the control, in which none waits for another, holds all sixteen."""

@@ -481,7 +481,7 @@ KEY = jax.random.key(0)
 
 
 def through_pages(q):
-    x, first, second = (jax.device_put(a) for a in (np.stack([q[None]] * 2), np.int32(0), np.ones(1, np.int32)))
+    x, first, second = jnp.stack([q[None]] * 2), *map(jax.device_put, (np.int32(0), np.ones(1, np.int32)))
     made = jattn.cache.paged(B=2, Hkv=1, S=64, D=q.shape[1], pages=9, page=16)
     held = jattn.cache.free(jattn.cache.append(made, x, x), second)
     return jattn.cache.share(held, first, second), jattn.cache.quantised(q)
