@@ -188,6 +188,8 @@ def test_a_bias_with_levels_in_any_order(stand_in):
 @pytest.mark.parametrize("kind", ["-inf", "a query of none", "hidden by a number", "a query of those", "large"])
 def test_a_bias_that_hides_keys(kind, stand_in):
     """An entry of -inf runs as loops, and so do queries whose logits are all far from 0."""
+    if kind != "hidden by a number" and jax.default_backend() != "cpu":
+        pytest.skip("equal to the bit on a CPU; a GPU may compile loops that are chosen while they run otherwise")
     q, k, v = (normal(T, D, seed=i, dtype=np.float32) for i in range(3))
     bias = normal(T, T, seed=3, dtype=np.float32)
     rows = slice(None) if kind == "large" else slice(5, 6)
