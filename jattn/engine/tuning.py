@@ -136,8 +136,8 @@ GPU_TILES = MappingProxyType(
 """Queries and keys of a tile in each kernel of the GPU: of operands in 16 bits with heads of up to 64 and with wider
 ones, and likewise of others. On an H200 these were the fastest of 86 tiles and numbers of warps, those of the backward
 pass in 16 bits of 46 more (B = 2, H = 16, T = 4,096, causal), or within a tenth of it and with fewer values spilled to
-memory: logits, weights, what is as wide as
-the heads and the sums that a fold carries lie in registers, of which a thread has 255 (`make compile` asks ptxas)."""
+memory: logits, weights, what is as wide as the heads and the sums that a fold carries lie in registers, of which a
+thread has 255 (`make compile` asks ptxas)."""
 
 GPU_FLOAT32_DOUT_TILE = (64, 32)
 """Of the backward pass of heads wider than 64 in 16 bits, where the cotangent of out is float32: it takes twice as many
@@ -160,8 +160,8 @@ of an array for each pair, and where a derivative pass of narrower ones has such
 
 GPU_STAGES = 2
 """Tiles whose loads are under way at a time there: one, while another is worked on. In 16 bits the forward pass has one
-more, which saves it 6 % on an H200, and the backward pass of heads of up to 64, which saves 4 %; of wider ones it takes
-12 % longer with one more."""
+more, which saves it 6 % on an H200, and the backward pass of heads of up to 64, which saves 4 %; not that of wider
+ones, of which tiles of 32 × 64 take 12 % longer with one more."""
 
 
 def gpu_warps(q_tile: int, k_tile: int, *, busy: bool) -> int:

@@ -275,7 +275,7 @@ class Pullback:
         it looked up for a key stays a column.
         """
         x, rows, dout, g, live = operands
-        if not is_half(dout):  # what is, is finite, and is read as it lies: of 0 such a product is 0
+        if not is_half(dout):  # in 16 bits it is finite: times a weight of 0 it is 0
             dout = as_it_lies(lambda dout, live: jnp.where(live > 0, dout, 0), dout, standing(live))
         w = recomputed(self.call, x, rows, i, j, masked, finite)
         captured = tuple(
