@@ -602,12 +602,12 @@ plant("a window of cuDNN that is one key too narrow", LIBRARY, "self.left + 1", 
 OF_BIAS = "cudnn.py::test_a_bias_of_grouped_heads_and_one_that_serves_several"
 plant("the cotangent of a bias of cuDNN not summed over the queries it serves", LIBRARY,
       "dbias.sum(repeated, keepdims=True)", "dbias[:, :, : self.x.bias.array.shape[1], : self.x.bias.array.shape[2]]",
-      f"{OF_BIAS}[(1, 48)-False-True]")
+      f"{OF_BIAS}[(4, 1, 48)-False-True]")
 plant("the gradient of a bias without that of lse, as cuDNN has it", LIBRARY, "found &= ~Call(fun, levels, xs).dlse()",
       "found |= ~Call(fun, levels, xs).dlse()", f"{OF_BIAS}[(3, 4, 48, 48)-True-True]")
 plant("what cuDNN leaves of a bias where a pair is hidden", LIBRARY,
       "jnp.where(self.allowed(), dbias.astype(self.plan.dtype), 0)", "dbias.astype(self.plan.dtype)",
-      f"{OF_BIAS}[(48, 48)-False-True]")
+      f"{OF_BIAS}[(4, 1, 48)-False-True]")
 plant("cuDNN given a bias that is not finite", LIBRARY, "jnp.isfinite(x.bias).all()", "True",
       "cudnn.py::test_a_bias_that_hides_keys[-inf]")
 plant("cuDNN given a query whose logits are all far below 0", LIBRARY, "(jnp.abs(m) <= tuning.LARGEST_SCORE)",

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _covering import covering
 from _inputs import normal
 from _kernels import CLOSE, assert_close, batch, cast, head, orders
 
@@ -100,8 +101,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("scale", [None, 0.4])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "scale"), [*((name, None) for name in MASKS), ("full", 0.4), ("causal lengths", 0.4)])
 def test_value_and_derivatives_are_those_of_the_definition(name, scale, stand_in):
     """With the cotangent of lse, which cuDNN drops."""
     mask = MASKS[name]
@@ -122,15 +122,13 @@ def test_value_and_derivatives_are_those_of_the_definition(name, scale, stand_in
     assert_close(got, want)
 
 
-OF_OUT, OF_BOTH = ["out"], ["out", "lse"]
-
-
-@pytest.mark.parametrize("rows", [(T, T), (1, T), (T, 1)], ids=str)
-@pytest.mark.parametrize("of", [OF_OUT, OF_BOTH], ids=" and ".join)
-@pytest.mark.parametrize("name", [name for name in MASKS if name != "window"])
+@pytest.mark.parametrize(
+    ("name", "of", "rows"),
+    covering([name for name in MASKS if name != "window"], ["out", "out and lse"], [(T, T), (1, T), (T, 1)]),
+)
 def test_value_and_derivatives_with_a_bias_are_those_of_the_definition(name, of, rows, stand_in):
     """Of out alone they are cuDNN's; with the cotangent of lse the gradient is that of the loops."""
-    mask, kept = MASKS[name], len(of) > 1
+    mask, kept = MASKS[name], of != "out"
     x = {"q": normal(T, D), "k": normal(T, D, seed=1), "v": normal(T, D, seed=2), "bias": normal(*rows, seed=3)}
     x_dot = {name: np.cos(np.arange(np.size(a))).reshape(np.shape(a)) for name, a in x.items()}
     given = len(stand_in)
@@ -148,9 +146,10 @@ def test_value_and_derivatives_with_a_bias_are_those_of_the_definition(name, of,
     assert_close(got, want)
 
 
-@pytest.mark.parametrize("active", [True, False])
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("shape", [(3, 4, T, T), (4, 1, T), (3, 1, T, T), (T, T), (1, T)], ids=str)
+SHAPES = [(3, 4, T, T), (4, 1, T), (3, 1, T, T), (T, T), (1, T)]
+
+
+@pytest.mark.parametrize(("shape", "kept", "active"), covering(SHAPES, [True, False], [True, False]))
 def test_a_bias_of_grouped_heads_and_one_that_serves_several(shape, kept, active, stand_in):
     """With and without a cotangent of lse, and with the bias as a constant."""
     shapes = (3, T, 4, D), (3, T, 2, D), (3, T, 2, D), shape
