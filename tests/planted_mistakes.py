@@ -267,6 +267,12 @@ plant("a hidden key that is not finite among those of a gradient", TANGENT, "til
       "one_head.py::test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing")
 plant("a cotangent through a logit that is not finite", BACKWARD, "transposed=True, nonfinite=w.nonfinite)",
       "transposed=True)", "finite.py::test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition")
+PADS = "finite.py::test_rows_that_pad_the_last_tile_of_queries_attend_nothing"
+plant("a row that pads attends what is not finite", "jattn/engine/tangent.py", "plan.finite or plan.q_rows == plan.T",
+      "plan.finite or plan.q_rows != plan.T", f"{PADS}[tiles]")
+plant("a row that pads attends what is not finite in a kernel", "jattn/engine/kernels/passes.py",
+      "dataclasses.replace(call.plan, finite=finite), tile)", "dataclasses.replace(call.plan, finite=True), tile)",
+      f"{PADS}[kernels of the GPU]")
 plant("the queries of a tile that are not finite taken for its keys", TANGENT, "here.k | here.q.T if transposed",
       "here.q | here.k.T if transposed",
       "finite.py::test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition")

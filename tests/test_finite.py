@@ -18,6 +18,7 @@ from jattn.engine import tuning
 from jattn.engine.attend import make_plan
 from jattn.engine.batching import batched_call
 from jattn.engine.forward import Forward
+from jattn.engine.kernels import support
 from jattn.engine.plan import Operands, all_finite
 
 pytestmark = pytest.mark.structure
@@ -198,6 +199,30 @@ def test_what_one_document_holds_reaches_no_other(order, rows, options):
         got = run(tuple(changed))
         assert any(not np.isfinite(a[:CUT]).all() for a in got)
         assert_close([a[CUT:] for a in got], [a[CUT:] for a in want], ulps=64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "kernel"),
+    [
+        pytest.param(T, {"tile": TILE}, None, id="tiles"),
+        pytest.param(600, {}, None, id="many"),
+        pytest.param(150, {"tile": (128, 128), "implementation": "interpret"}, "tpu", id="kernels of the TPU"),
+        pytest.param(100, {"tile": (64, 64), "implementation": "interpret"}, "gpu", id="kernels of the GPU"),
+    ],
+)
+def test_rows_that_pad_the_last_tile_of_queries_attend_nothing(rows, options, kernel, monkeypatch):
+    """A key that is hidden from every query, and that rows after the last would attend, may hold a NaN."""
+    monkeypatch.setattr(support, "INTERPRETED", kernel)
+    mask = ~masks.window(left=rows - 10, right=rows)  # the last query attends the keys before the ninth
+    f = partial(jattn.attention, mask=mask, return_lse=True, **options)
+    clean = [normal(rows, 16, seed=n, dtype=np.float32) for n in range(3)]
+    dirty = [*map(np.array, clean)]
+    clean[1][9:14] = 0
+    dirty[1][9:14] = np.nan
+    run = jax.jit(jax.grad(lambda x: weigh(*f(*x))))
+    got, want = run(dirty), run(clean)
+    assert_close(got, want, ulps=64)
+    assert not got[2][9:].any()
 
 
 def test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all():

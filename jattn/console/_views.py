@@ -159,7 +159,8 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
       width: the columns of the terminal; longer series are thinned to fit, the first and the last always shown.
 
     Returns:
-      A rich Table, or a Group where there is a title. What is not finite is a blank.
+      A rich Table, or a Group where there is a title. What is not finite is a blank. A series that varies by no more
+      than 1e-12, of 1 or of its largest number where that is more, is drawn flat: it may be rounding.
 
     Raises:
       TypeError: `series` holds nothing by name, or `digits` is not a whole number.

@@ -151,6 +151,16 @@ class DerivativePass(PlannedFunction, Linear):
         return Residuals(pad(plan, jax.tree.unflatten(self.tree, xs[:n])), out, m, m_padded, plan.pad_rows(log_sum))
 
 
+def allowed_pairs(plan: Plan, tile: Tile) -> jax.Array:
+    """The allowed pairs of a tile. What may not be finite is not met by rows that pad the last tile of queries.
+
+    By its number such a row may attend a key that is hidden from every query. Its weight there would be NaN, and reach
+    the cotangent of the value.
+    """
+    allowed = tiles.tile_mask(plan, tile)
+    return allowed if plan.finite or plan.q_rows == plan.T else allowed & (tile.q_axis.numbers < plan.T)
+
+
 class Recomputed(NamedTuple):
     """One tile of a derivative pass: queries down and keys across, or transposed.
 
@@ -183,7 +193,7 @@ class Recomputed(NamedTuple):
         first: Any = (),
     ) -> "Recomputed":
         tile = tiles.cut(plan, residuals.x, i, j, transposed=transposed, first=first)
-        allowed = tiles.tile_mask(plan, tile) if masked else None
+        allowed = allowed_pairs(plan, tile) if masked else None
         m, log_sum = (
             jnp.expand_dims(tiles.cut_rows(a, i, plan.q_tile), 0 if transposed else 1)
             for a in (residuals.m_padded, residuals.log_sum_padded)

@@ -26,7 +26,7 @@ from jattn.engine.kernels.score import SeparatedScore, has_values, kernel_score
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore
-from jattn.engine.tangent import Recomputed, Tangent, live_rows, tangent_tile
+from jattn.engine.tangent import Recomputed, Tangent, allowed_pairs, live_rows, tangent_tile
 from jattn.partials import SoftmaxState
 
 Run = Callable[[Kernel], list[jax.Array]]
@@ -137,7 +137,7 @@ def recomputed(
 ) -> Recomputed:
     """One tile of a derivative pass."""
     tile = call.tile(x, i, j)
-    allowed = tiles.tile_mask(call.plan, tile) if masked else None
+    allowed = allowed_pairs(dataclasses.replace(call.plan, finite=finite), tile) if masked else None
     v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked and not finite else (tile.v, None)
     m, log_sum = rows
     factors = tiles.dropout_factors(call.plan, tile, transposed=call.transposed)
