@@ -9,7 +9,7 @@ def covering(*axes):
     """Each case of the product; marked exhaustive but for some in which all pairs of values of two axes occur."""
     cases = list(itertools.product(*axes))
     axes_by_two = list(itertools.combinations(range(len(axes)), 2))
-    places = {case: at for case, at in zip(cases, itertools.product(*(range(len(axis)) for axis in axes)), strict=True)}
+    places = dict(zip(cases, itertools.product(*(range(len(axis)) for axis in axes)), strict=True))
 
     def pairs(case):
         at = places[case]
