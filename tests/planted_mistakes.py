@@ -273,6 +273,13 @@ plant("a row that pads attends what is not finite", "jattn/engine/tangent.py", "
 plant("a row that pads attends what is not finite in a kernel", "jattn/engine/kernels/passes.py",
       "dataclasses.replace(call.plan, finite=finite), tile)", "dataclasses.replace(call.plan, finite=True), tile)",
       f"{PADS}[kernels of the GPU]")
+PLACES = "finite.py::test_a_score_is_asked_of_no_place_where_no_row_stands"
+plant("a score asked of places beyond the last row", TILE, "if at is None and reaches_beyond(length, n, size):",
+      "if False:", f"{PLACES}[tiles]")
+plant("a score asked of places beyond the last row in a kernel", "jattn/engine/kernels/layout.py",
+      "within(axis.positions, length) if beyond else", "axis.positions if beyond else", f"{PLACES}[kernels of the GPU]")
+plant("a score asked of distances that no query has from a key", "jattn/engine/kernels/distances.py",
+      "every if lengths is None else", "every if True else", f"{PLACES}[kernels of the TPU]")
 plant("the queries of a tile that are not finite taken for its keys", TANGENT, "here.k | here.q.T if transposed",
       "here.q | here.k.T if transposed",
       "finite.py::test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition")
@@ -522,8 +529,8 @@ plant("a sum of positions taken for a distance", "jattn/_values.py",
       'if difference and e.primitive.name == "sub" and set(begins)', "if difference and set(begins)", NOTHING_ELSE)
 plant("a constant minus a position taken for a position", "jattn/_values.py",
       '(e.primitive.name == "add" or begin == begins[0])', "True", NOTHING_ELSE)
-plant("in a kernel, what a user looks up by distance looked up by its opposite", OF_KERNELS, "-distances(self.rows)",
-      "distances(self.rows)", IN_ORDER)
+plant("in a kernel, what a user looks up by distance looked up by its opposite", OF_KERNELS, "-distances(*self.rows)",
+      "distances(*self.rows)", IN_ORDER)
 plant("in a kernel, what a mask looks up by distance looked up by its opposite", KERNEL,
       "Leaf(-distances(", "Leaf(distances(", IN_ORDER)
 plant("in a kernel, a boolean by distance taken for a number", KERNEL, "found != 0 if leaf.boolean else", "", IN_ORDER)

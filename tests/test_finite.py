@@ -201,15 +201,20 @@ def test_what_one_document_holds_reaches_no_other(order, rows, options):
         assert_close([a[CUT:] for a in got], [a[CUT:] for a in want], ulps=64)
 
 
-@pytest.mark.parametrize(
+IN_KERNELS = {"implementation": "interpret"}
+padded = pytest.mark.parametrize(
     ("rows", "options", "kernel"),
     [
         pytest.param(T, {"tile": TILE}, None, id="tiles"),
         pytest.param(600, {}, None, id="many"),
-        pytest.param(150, {"tile": (128, 128), "implementation": "interpret"}, "tpu", id="kernels of the TPU"),
-        pytest.param(100, {"tile": (64, 64), "implementation": "interpret"}, "gpu", id="kernels of the GPU"),
+        pytest.param(150, {"tile": (128, 128), **IN_KERNELS}, "tpu", id="kernels of the TPU"),
+        pytest.param(100, {"tile": (64, 64), **IN_KERNELS}, "gpu", id="kernels of the GPU"),
     ],
 )
+"""Sizes that no tile divides."""
+
+
+@padded
 def test_rows_that_pad_the_last_tile_of_queries_attend_nothing(rows, options, kernel, monkeypatch):
     """A key that is hidden from every query, and that rows after the last would attend, may hold a NaN."""
     monkeypatch.setattr(support, "INTERPRETED", kernel)
@@ -223,6 +228,27 @@ def test_rows_that_pad_the_last_tile_of_queries_attend_nothing(rows, options, ke
     got, want = run(dirty), run(clean)
     assert_close(got, want, ulps=64)
     assert not got[2][9:].any()
+
+
+@padded
+def test_a_score_is_asked_of_no_place_where_no_row_stands(rows, options, kernel, monkeypatch):
+    """It may have what is finite only there: looked up by query, by key and by distance, or computed of both."""
+    monkeypatch.setattr(support, "INTERPRETED", kernel)
+    f, ends = partial(jattn.attention, return_lse=True, **options), jnp.full(rows, rows)
+
+    def loss(f, x):
+        def score(score, t, s):
+            of_query, of_key, of_distance = (jnp.log((ends[n] - n).astype(score.dtype)) for n in (t, s, jnp.abs(t - s)))
+            of_both = jnp.log(rows - (t + s).astype(score.dtype) / 2)
+            return x[3] * score * of_query + of_distance + of_both / (of_key + 9)
+
+        return weigh(*f(*x[:3], score=score))
+
+    x = [*(normal(rows, 16, seed=n, dtype=np.float32) for n in range(3)), np.float32(0.3)]
+    got = jax.jit(jax.grad(partial(loss, f)))(x)
+    with jax.enable_x64(True):
+        want = jax.jit(jax.grad(partial(loss, definition())))([a.astype(np.float64) for a in x])
+        assert_close(got, jax.tree.map(np.asarray, want), ulps=2**10, dtype=np.float32)
 
 
 def test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all():

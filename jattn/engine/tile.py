@@ -44,7 +44,7 @@ class Tile(NamedTuple):
     k_axis: TileAxis
     """The axes as the mask is asked; their numbers are those of dropout too."""
     positions: tuple[Any, Any]
-    """Of the queries and of the keys, along their axes, as a score modifier is told them."""
+    """Of the queries and of the keys, along their axes, as a score modifier is told them (`within`)."""
     dropout: Any
     """(key, rate); in a kernel, which draws them by itself, (the kept pairs, rate)."""
 
@@ -56,8 +56,8 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False, fi
     modifier makes of its positions.
     """
     rows, axes = {}, {}
-    sides = ("q", i, plan.q_tile, x.q_positions), ("k", j, plan.k_tile, x.k_positions)
-    for (letter, n, size, at), across in zip(sides, (transposed, not transposed), strict=True):
+    sides = ("q", i, plan.q_tile, x.q_positions, plan.T), ("k", j, plan.k_tile, x.k_positions, plan.S)
+    for (letter, n, size, at, _), across in zip(sides, (transposed, not transposed), strict=True):
         start = n * size
         if at is None:  # rows stand at their own numbers
             numbers = start + jnp.arange(size, dtype=jnp.int32)
@@ -82,12 +82,16 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False, fi
 
     if plan.score is not None:
         axes["q"] = axes["q"]._replace(positions=after(first, axes["q"].positions))
-    positions = axes["q"].positions, axes["k"].positions
+    told = [axes[letter].positions for letter in "qk"]
+    if plan.score is not None:
+        for side, (_, n, size, at, length) in enumerate(sides):
+            if at is None and reaches_beyond(length, n, size):
+                told[side] = within(told[side], length)
     known = isinstance(i, int) and isinstance(j, int) and x.q_positions is None and x.k_positions is None
     if known and x.mask is not None and x.mask.by_distance:
         # Counted from where the tile begins: tiles equally far from the diagonal have one mask, which XLA makes once.
         begin = min(rows["q"].start, rows["k"].start)
-        for letter, _, size, _ in sides if begin else ():
+        for letter, _, size, *_ in sides if begin else ():
             counted = (rows[letter].start - begin) + jnp.arange(size, dtype=jnp.int32)
             axes[letter] = axes[letter]._replace(positions=counted.reshape(axes[letter].numbers.shape))
     return Tile(
@@ -100,9 +104,22 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False, fi
         mask=None if x.mask is None else x.mask.cut(rows["q"], rows["k"], transposed=transposed),
         q_axis=axes["q"],
         k_axis=axes["k"],
-        positions=positions,
+        positions=(told[0], told[1]),
         dropout=x.dropout,
     )
+
+
+def reaches_beyond(length: Any, n: Any, size: int) -> bool:
+    """Whether tile n of so many rows may hold rows that pad the last one."""
+    if isinstance(n, int) and isinstance(length, int):
+        return (n + 1) * size > length
+    return not isinstance(length, int) or length % size != 0
+
+
+def within(numbers: jax.Array, length: Any) -> jax.Array:
+    """Numbers of rows; for one that pads, that of the last. So a score modifier is asked of no place where none stands,
+    where it may not be finite: times a weight of 0 that would reach its gradient."""
+    return jnp.minimum(numbers, jnp.asarray(length - 1, numbers.dtype))
 
 
 def cut_rows(x: jax.Array, i: Any, n: int) -> jax.Array:

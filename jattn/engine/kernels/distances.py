@@ -24,10 +24,14 @@ def in_order(plan: Plan, x: Operands) -> bool:
     return plan.platform == "tpu" and x.q_positions is None and x.k_positions is None
 
 
-def distances(rows: tuple[int, int]) -> jax.Array:
-    """The distance s − t at each offset of so many queries and keys: it falls from the number of keys."""
+def distances(rows: tuple[int, int], lengths: tuple[int, int] | None = None) -> jax.Array:
+    """The distance s − t at each offset of so many queries and keys: it falls from the number of keys.
+
+    With the lengths (T, S), that of a row that pads is one that a query has from a key (`tile.within`).
+    """
     queries, keys = rows
-    return keys - jnp.arange(queries + keys, dtype=jnp.int32)
+    every = keys - jnp.arange(queries + keys, dtype=jnp.int32)
+    return every if lengths is None else jnp.clip(every, 1 - lengths[0], lengths[1] - 1)
 
 
 def offsets_of_tile(plan: Plan, i: Any, j: Any) -> Any:

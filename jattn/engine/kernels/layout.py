@@ -24,7 +24,7 @@ from jattn.engine.kernels.grid import Grid
 from jattn.engine.kernels.score import SeparatedScore, has_values
 from jattn.engine.plan import ROLES, Operands, Plan, pad
 from jattn.engine.schedule import block_states
-from jattn.engine.tile import Tile
+from jattn.engine.tile import Tile, reaches_beyond, within
 from jattn.engine.tuning import LANES
 from jattn.masks import Mask, TileAxis
 
@@ -282,6 +282,11 @@ class Call:
             return a if leaf.role == "" or leaf.role.startswith("n") else jnp.broadcast_to(a, shape)
 
         mask = None if x.mask is None else jax.tree.map(over_tile, self.x.mask, x.mask)
+
+        def told(axis: TileAxis, positions: Any, n: Any, size: int, length: int) -> Any:
+            beyond = plan.score is not None and positions is None and reaches_beyond(length, n, size)
+            return within(axis.positions, length) if beyond else axis.positions
+
         q_axis, k_axis = axis(i, plan.q_tile, of_q, x.q_positions), axis(j, plan.k_tile, 1 - of_q, x.k_positions)
         return Tile(
             q=factor(x.q),
@@ -293,7 +298,10 @@ class Call:
             mask=mask,
             q_axis=q_axis,
             k_axis=k_axis,
-            positions=(q_axis.positions, k_axis.positions),
+            positions=(
+                told(q_axis, x.q_positions, i, plan.q_tile, plan.T),
+                told(k_axis, x.k_positions, j, plan.k_tile, plan.S),
+            ),
             dropout=dropout,
         )
 

@@ -18,17 +18,20 @@ ROLE_OF = MappingProxyType({None: "", 1: "q", 2: "k", (1, 2): "o"})
 """Of f(x, t, s): what depends on t has an entry a query, what depends on s one a key, and what depends on t − s one an
 offset (`distances`)."""
 
+Rows: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+"""Of queries and of keys: the rows of whole tiles, and how many there are, (T, S)."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeparatedScore:
     """f(x, t, s) over a tile, given the values that depend on t, on s, on t − s or on neither."""
 
     parts: Separated
-    rows: tuple[int, int] | None = None
-    """Of queries and of keys, whole tiles, where what depends on t − s alone is looked up at every distance."""
+    rows: Rows | None = None
+    """Where what depends on t − s alone is looked up at every distance."""
 
     @classmethod
-    def of(cls, score: ScalarScore, rows: tuple[int, int] | None = None) -> "SeparatedScore | None":
+    def of(cls, score: ScalarScore, rows: Rows | None = None) -> "SeparatedScore | None":
         """None where an array is asked for more than its entries."""
         parts = separate(score.closed, 1, 2, *(() if rows is None else ((1, 2),)))
         return None if parts is None else cls(parts, rows)
@@ -47,7 +50,7 @@ class SeparatedScore:
         """The values, of all queries [T], all keys [S] and all offsets."""
         at: dict[Any, jax.Array] = {1: t, 2: s}
         if self.rows is not None:
-            at[1, 2] = -distances(self.rows)
+            at[1, 2] = -distances(*self.rows)
         found = self.parts.alone(None, captured)
         for n, every in at.items():
             found += jax.vmap(lambda x, n=n: self.parts.alone(n, captured, x))(every)
@@ -70,14 +73,13 @@ class DistanceScore:
     """A score modifier of this library whose tables are looked up at every distance before the kernel."""
 
     score: TileScore
-    rows: tuple[int, int]
-    """Of queries and of keys, whole tiles."""
+    rows: Rows
     tree: Any
     roles: tuple[str, ...]
     """Of each value: "o" of one for each offset, "" of a scalar."""
 
     @classmethod
-    def of(cls, score: TileScore, captured: tuple[Any, ...], rows: tuple[int, int]) -> "DistanceScore | None":
+    def of(cls, score: TileScore, captured: tuple[Any, ...], rows: Rows) -> "DistanceScore | None":
         """None where an array is not looked up by distance."""
         found = jax.eval_shape(lambda *captured: _at_every_distance(score, captured, rows), *captured)
         parts = jax.tree.leaves(found, is_leaf=lambda part: isinstance(part, OfPairs))
@@ -93,8 +95,8 @@ class DistanceScore:
         return jax.tree.unflatten(self.tree, values)(tile, t, s).astype(tile.dtype)
 
 
-def _at_every_distance(score: TileScore, captured: tuple[Any, ...], rows: tuple[int, int]) -> Any:
-    return jax.tree.unflatten(score.tree, captured).at_distances(distances(rows))
+def _at_every_distance(score: TileScore, captured: tuple[Any, ...], rows: Rows) -> Any:
+    return jax.tree.unflatten(score.tree, captured).at_distances(distances(*rows))
 
 
 KernelScore: TypeAlias = SeparatedScore | DistanceScore | TileScore
@@ -105,13 +107,14 @@ def kernel_score(plan: Plan, x: Operands) -> KernelScore | None:
 
     By distance on a TPU, which cannot gather, where rows have no positions and the offsets are not too many.
     """
-    rows, score = (plan.q_rows, plan.k_rows), plan.score
+    sizes, score = (plan.q_rows, plan.k_rows), plan.score
+    rows = sizes, (plan.T, plan.S)
     found: SeparatedScore | DistanceScore | None = None
     if in_order(plan, x) and isinstance(score, ScalarScore):
         found = SeparatedScore.of(score, rows)
     elif in_order(plan, x) and isinstance(score, TileScore):
         found = DistanceScore.of(score, x.captured, rows)
-    if found is not None and 0 < sum(rows) * found.roles.count("o") <= KERNEL_OFFSETS:
+    if found is not None and 0 < sum(sizes) * found.roles.count("o") <= KERNEL_OFFSETS:
         return found
     return SeparatedScore.of(score) if isinstance(score, ScalarScore) else score
 
