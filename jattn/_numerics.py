@@ -10,6 +10,10 @@ import jax.numpy as jnp
 
 from jattn._jax import Primitive, ad, batching, mlir
 
+HIDDEN = 0.5
+"""What a score modifier is given for a score that is hidden. Roots, powers, logarithms and reciprocals have a
+derivative there, and so have inverse sines and tangents: at 0, or at 1, some of them have none."""
+
 
 def is_half(x: Any) -> bool:
     """Whether a type is of floating point in fewer than 32 bits."""

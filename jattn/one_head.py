@@ -92,9 +92,9 @@ def attention(
       mask: whether a pair is allowed: a value of `jattn.masks`, or booleans that broadcast to [T, S]. What a mask is
         made of counts as constant.
       score: what a score becomes before the softmax: f(score, q_position, k_position) -> score on scalars, closing over
-        whatever arrays it likes. It is evaluated at masked pairs too: what it captures has a gradient where its
-        derivative is finite there. In half precision, convert an array that it indexes to float32 before it captures
-        it: JAX sums the gradient of an indexed array in the dtype of that array.
+        whatever arrays it likes. It is evaluated at masked pairs too, with ½ for the score: what it captures has a
+        gradient where its derivative is finite there. In half precision, convert an array that it indexes to float32
+        before it captures it: JAX sums the gradient of an indexed array in the dtype of that array.
       bias: added after the score, broadcastable to [T, S]. An entry of −inf gives a pair no weight (only
         a mask also hides a NaN behind it), one of +inf all the weight of its query, several in equal
         shares, and lse = +inf. A learned one has its gradient.

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jattn import _html
 from jattn._errors import wide
-from jattn._numerics import below, finite_or_zero, nan_where, zero_nonfinite_rows
+from jattn._numerics import HIDDEN, below, finite_or_zero, nan_where, zero_nonfinite_rows
 from jattn._types import (
     Array,
     ArrayLike,
@@ -134,7 +134,7 @@ def steps(
         t = jnp.arange(T) if q_positions is None else jnp.asarray(q_positions)
         s = jnp.arange(S) if k_positions is None else jnp.asarray(k_positions)
         over_keys = jax.vmap(score, (0, None, 0))
-        scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(allowed, scaled, 0), t, s).astype(dtype)
+        scaled = jax.vmap(over_keys, (0, 0, None))(jnp.where(allowed, scaled, HIDDEN), t, s).astype(dtype)
     if bias is not None:
         scaled = scaled + jnp.where(allowed, jnp.asarray(bias, dtype), 0)
     scaled = jnp.where(allowed, nan_where(nonfinite, scaled), -jnp.inf)

@@ -280,6 +280,12 @@ plant("a score asked of places beyond the last row in a kernel", "jattn/engine/k
       "within(axis.positions, length) if beyond else", "axis.positions if beyond else", f"{PLACES}[kernels of the GPU]")
 plant("a score asked of distances that no query has from a key", "jattn/engine/kernels/distances.py",
       "every if lengths is None else", "every if True else", f"{PLACES}[kernels of the TPU]")
+AT_ZERO = "finite.py::test_a_score_may_have_no_derivative_at_zero"
+plant("a score asked of the zeros that pad the queries", TANGENT, "plan.score is None or plan.q_rows == plan.T else",
+      "True else", f"{AT_ZERO}[tiles]")
+plant("a score asked of the zeros that pad the queries in a kernel", "jattn/engine/kernels/layout.py",
+      "array=repeat_last(q.array, plan.T)", "array=q.array", f"{AT_ZERO}[kernels of the GPU]")
+plant("a score asked of 0 where a score is hidden", TILE, "logits, HIDDEN)", "logits, 0)", f"{AT_ZERO}[tiles]")
 plant("the queries of a tile that are not finite taken for its keys", TANGENT, "here.k | here.q.T if transposed",
       "here.q | here.k.T if transposed",
       "finite.py::test_a_query_or_key_that_is_not_finite_has_the_gradients_of_the_definition")

@@ -251,6 +251,31 @@ def test_a_score_is_asked_of_no_place_where_no_row_stands(rows, options, kernel,
         assert_close(got, jax.tree.map(np.asarray, want), ulps=2**10, dtype=np.float32)
 
 
+@padded
+def test_a_score_may_have_no_derivative_at_zero(rows, options, kernel, monkeypatch):
+    """A root, and a logarithm with a factor of its own: no product of a query and a key is 0, nor what pads them."""
+    monkeypatch.setattr(support, "INTERPRETED", kernel)
+    causal = masks.causal()
+    ours = partial(jattn.attention, mask=causal, return_lse=True, **options)
+    theirs = definition(mask=masks.to_dense(causal, rows, rows))
+
+    def loss(f, x):
+        def score(score, t, s):
+            root = jnp.sqrt(jnp.abs(score))
+            return jnp.where(score > 0, root, -root) + x[3] * jnp.log(root)
+
+        return weigh(*f(*x[:3], score=score))
+
+    x = [*(normal(rows, 16, seed=n, dtype=np.float32) for n in range(3)), np.float32(0.3)]
+    got = jax.jit(jax.grad(partial(loss, ours)))(x)
+    with jax.enable_x64(True):
+        want = jax.jit(jax.grad(partial(loss, theirs)))([a.astype(np.float64) for a in x])
+        want = jax.tree.map(np.asarray, want)
+        assert all(np.isfinite(a).all() for a in want)
+        for g, w in zip(got, want, strict=True):
+            assert_close(g, w, ulps=2**12, dtype=np.float32, scale=np.abs(w).max())
+
+
 def test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all():
     """Reading the keys is what few queries cost. One tile of all pairs has no search to be spared."""
 

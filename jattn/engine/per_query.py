@@ -20,7 +20,7 @@ from jattn.engine.backward import rounded_as, sum_backward, sums_in
 from jattn.engine.batching import Linear, Operand, are_transposes, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule, sum_by_rows
-from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, sum_tangent
+from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, pad_for_derivatives, sum_tangent
 from jattn.engine.tile import Tile
 
 
@@ -250,7 +250,7 @@ class Deviation(PlannedFunction):
 def _residuals(fun: PlannedFunction, xs: Any) -> Residuals:
     n = fun.tree.num_leaves
     m, log_sum = xs[n : n + 2]
-    x = pad(fun.plan, jax.tree.unflatten(fun.tree, xs[:n]))
+    x = pad_for_derivatives(fun.plan, jax.tree.unflatten(fun.tree, xs[:n]))
     return Residuals(x, m, m, fun.plan.pad_rows(jnp.where(m == -jnp.inf, 0, m), jnp.inf), fun.plan.pad_rows(log_sum))
 
 

@@ -159,6 +159,13 @@ def pad(plan: Plan, x: Operands) -> Operands:
     )
 
 
+def repeat_last(x: jax.Array, n: Any) -> jax.Array:
+    """[..., rows, width], of which n are not padding: those that are hold row n − 1, as constants."""
+    there = (jnp.arange(x.shape[-2], dtype=jnp.int32) < n).reshape(*[1] * (x.ndim - 2), -1, 1)
+    last = jax.lax.dynamic_slice_in_dim(x, jnp.asarray(n - 1, jnp.int32), 1, axis=x.ndim - 2)
+    return jnp.where(there, x, jax.lax.stop_gradient(last))
+
+
 def select_active(tree: Any, argnums: tuple[int, ...], xs: Any) -> Operands:
     """Operands that hold `xs` at the leaves `argnums`, those that are differentiated, and None elsewhere."""
     leaves: list[Any] = [None] * tree.num_leaves

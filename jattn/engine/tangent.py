@@ -26,7 +26,7 @@ from jattn._numerics import (
 )
 from jattn.engine import tile as tiles
 from jattn.engine.batching import ForFinite, Linear, Operand, times
-from jattn.engine.plan import Operands, Plan, pad, select_active
+from jattn.engine.plan import Operands, Plan, pad, repeat_last, select_active
 from jattn.engine.schedule import PlannedFunction, schedule, sum_by_rows, sum_by_tiles
 from jattn.engine.tile import Tile
 
@@ -96,6 +96,15 @@ class Residuals(NamedTuple):
         return jnp.exp(below(per_query(plan, self.x.sink), self.m_padded[: plan.T]) - self.log_sum_padded[: plan.T])
 
 
+def pad_for_derivatives(plan: Plan, x: Operands) -> Operands:
+    """The operands of a derivative pass in whole tiles; beside a score modifier the last query pads the queries.
+
+    Of a product of zeros a score may have an infinite derivative, which times a cotangent of 0 would reach that of k.
+    """
+    padded = pad(plan, x)
+    return padded if plan.score is None or plan.q_rows == plan.T else padded._replace(q=repeat_last(padded.q, plan.T))
+
+
 def live_rows(nonempty: jax.Array, out: jax.Array, *, searched: bool) -> jax.Array:
     """The queries whose cotangents of out reach the values: those that attended to something.
 
@@ -148,7 +157,8 @@ class DerivativePass(PlannedFunction, Linear):
         out, m, log_sum = xs[n : n + 3]
         # A row that pads has no weight anywhere: whatever its logits, they lie infinitely far below its maximum.
         m_padded = plan.pad_rows(finite_or_zero(m), jnp.inf)
-        return Residuals(pad(plan, jax.tree.unflatten(self.tree, xs[:n])), out, m, m_padded, plan.pad_rows(log_sum))
+        x = pad_for_derivatives(plan, jax.tree.unflatten(self.tree, xs[:n]))
+        return Residuals(x, out, m, m_padded, plan.pad_rows(log_sum))
 
 
 def allowed_pairs(plan: Plan, tile: Tile) -> jax.Array:

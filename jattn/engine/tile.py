@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._numerics import (
+    HIDDEN,
     after,
     as_it_lies,
     below,
@@ -250,7 +251,7 @@ def logits_from_products(
     """
     logits = products
     if score is not None:
-        logits = score(logits if allowed is None else jnp.where(allowed, logits, 0), q_positions, k_positions)
+        logits = score(logits if allowed is None else jnp.where(allowed, logits, HIDDEN), q_positions, k_positions)
     if bias is not None:
         logits = logits + (bias if allowed is None else jnp.where(allowed, bias, 0))
     if nonfinite is not None:

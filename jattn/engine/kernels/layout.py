@@ -22,7 +22,7 @@ from jattn.engine.kernels import threefry
 from jattn.engine.kernels.distances import distances, in_order, over_diagonals
 from jattn.engine.kernels.grid import Grid
 from jattn.engine.kernels.score import SeparatedScore, has_values
-from jattn.engine.plan import ROLES, Operands, Plan, pad
+from jattn.engine.plan import ROLES, Operands, Plan, pad, repeat_last
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile, reaches_beyond, within
 from jattn.engine.tuning import LANES
@@ -54,6 +54,9 @@ class Call:
         self.more: list[Leaf] = leaves[n:]
         self.raw: Operands = jax.tree.unflatten(tree, leaves[:n])
         self.x: Operands = self.in_blocks(self.raw._replace(captured=self.values(self.raw.captured)))
+        if plan.score is not None and plan.q_rows != plan.T:  # as `pad_for_derivatives`
+            q = self.x.q
+            self.x = self.x._replace(q=dataclasses.replace(q, array=repeat_last(q.array, plan.T)))
 
     @property
     def every(self) -> tuple[int, ...]:
