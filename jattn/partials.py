@@ -63,7 +63,9 @@ class SoftmaxState(NamedTuple):
         exact: bool = False,
         plain: bool = False,
     ) -> "SoftmaxState":
-        """With some more keys.
+        """With some more keys. m counts as a constant: m + log(total) and acc / total are the same whatever it is, and
+        the derivative of a maximum looks for the entries that equal it, which a logit that XLA computes twice, once
+        with a multiply-add, may miss: 0 / 0.
 
         Args:
           logits: [..., keys]; `transposed`, [keys, queries].
@@ -74,7 +76,7 @@ class SoftmaxState(NamedTuple):
           plain: whether none is +∞, and none the result of such a product.
         """
         keys: dict[str, Any] = {"axis": 0, "keepdims": True} if transposed else {"axis": -1}
-        m = jnp.maximum(self.m, logits.max(**keys))
+        m = jax.lax.stop_gradient(jnp.maximum(self.m, logits.max(**keys)))
         if nan_rows is not None:
             m += nan_rows
         top, minus = (m, jnp.subtract) if exact else (finite_or_zero(m), below)

@@ -175,6 +175,8 @@ plant("one tile for all pairs", "jattn/engine/tuning.py",
       "tiles.py::test_tiles_are_even_and_pad_little")
 plant("weighted values not shrunk to a new maximum", PARTIALS, "acc * wide + more, self.acc",
       "acc + more, self.acc", IN_TILES)
+plant("a maximum of the logits that is differentiated", PARTIALS, "m = jax.lax.stop_gradient(jnp.maximum(self.m,",
+      "m = (jnp.maximum(self.m,", "cache.py::test_a_gradient_does_not_ask_which_logit_was_the_largest")
 plant("the sum not shrunk to a new maximum", PARTIALS, "self.total * shrink + p.sum(**keys), acc",
       "self.total + p.sum(**keys), acc", IN_TILES)
 plant("lse of what dropout kept alone", FORWARD,

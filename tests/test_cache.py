@@ -387,6 +387,35 @@ def test_gradients_through_a_cache_are_those_of_attention(kind):
 
 
 @pytest.mark.structure
+@pytest.mark.usefixtures("x64")
+def test_a_gradient_does_not_ask_which_logit_was_the_largest():
+    """A logit that XLA computes twice, once with a multiply-add, need not equal the maximum: without expensive passes,
+    of these queries none did at one factor in three, and every derivative was 0 / 0."""
+    q, k, v = sequences(np.float64, n=9)
+    c, q = append(empty(np.float64)["contiguous"], k, v), q[:, :, -2:]
+    at = {"q_positions": np.arange(7, 9, dtype=np.int32), "k_positions": np.arange(9, dtype=np.int32)}
+
+    def scored(factor):
+        return lambda x, t, s: x * factor + (t - s).astype(x.dtype)
+
+    def cached(q, factor, sink):
+        return cache.attention(q, c, mask=None, score=scored(factor), sink=sink, return_lse=True)
+
+    def defined(q, factor, sink):
+        one = functools.partial(jattn.reference.attention, score=scored(factor), sink=sink, **at)
+        return jax.vmap(jax.vmap(one))(q, *(np.repeat(x, G, 1) for x in (k, v)))
+
+    def derivatives(f, *x):
+        loss = lambda *x: sum(jnp.sin(y).sum() for y in f(*x))  # noqa: E731
+        return jax.jvp(f, x, x), jax.jvp(jax.grad(loss, (0, 1, 2)), x, x)
+
+    got, want = (jax.jit(functools.partial(derivatives, f)) for f in (cached, defined))
+    for factor in np.linspace(0.3, 1.7, 32):
+        x = q, factor, np.float64(0.3)
+        assert_close(got(*x), want(*x), ulps=4096)
+
+
+@pytest.mark.structure
 def test_what_no_query_attends_has_no_part_even_in_gradients():
     """A NaN in a later token, in padding or behind the window leaves value and gradient of q alone."""
     with jax.enable_x64(True):
