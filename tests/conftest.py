@@ -143,8 +143,7 @@ def compile_so(quick):
 
 @functools.cache
 def plain():
-    """On a CPU compiling takes a quarter of the time with the older emitters of kernels and one LLVM module a program,
-    and a seventh less of programs with loops if nothing is looked for that could be moved out of them.
+    """On a CPU compiling takes a quarter of the time with the older emitters of kernels and one LLVM module a program.
 
     Newer compilers have no older emitters: what this one does not know is left out.
     """
@@ -156,12 +155,8 @@ def plain():
             return False
         return True
 
-    settings = {
-        "xla_cpu_use_fusion_emitters": False,
-        "xla_cpu_parallel_codegen_split_count": 1,
-        "xla_disable_hlo_passes": "while-loop-invariant-code-motion",
-    }
-    return {name: value for name, value in settings.items() if known(name, value)}
+    both = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+    return {name: value for name, value in both.items() if known(name, value)}
 
 
 options = {}  # of the test that runs
