@@ -207,6 +207,21 @@ def after(first: Any, x: jax.Array) -> jax.Array:
     return x + (0 * jnp.where(jnp.isfinite(entry), entry, 0)).astype(x.dtype)
 
 
+def of_first_example(x: Any) -> Any:
+    """x of the first example of each `jax.vmap` around: one for all examples. A constant to derivatives."""
+    return jax.tree.map(lambda a: of_first_example_p.bind(jax.lax.stop_gradient(a)), x)
+
+
+of_first_example_p = Primitive("of_first_example")
+of_first_example_p.def_impl(lambda x: x)
+of_first_example_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(of_first_example_p, lambda ctx, x: [x])
+batching.primitive_batchers[of_first_example_p] = lambda xs, dims: (
+    jax.lax.index_in_dim(xs[0], 0, dims[0], keepdims=False),
+    None,
+)
+
+
 def finite_or_zero(top: jax.Array) -> jax.Array:
     """A maximum to subtract: the maximum of nothing, −inf, becomes 0."""
     return jnp.where(top == -jnp.inf, 0, top)

@@ -968,8 +968,11 @@ plant("a soft cap of any size called small", "jattn/engine/plan.py",
 USERS_OWN = "masks.py::test_classes_of_a_users_own_are_told_apart"
 plant("masks of two classes as one program", ATTEND, "closed, classes(mask), platform", "closed, (), platform",
       USERS_OWN)
-plant("scores of two classes as one program", "jattn/engine/score.py", "TileScore(tree, classes(score))",
-      "TileScore(tree, ())", USERS_OWN)
+plant("scores of two classes as one program", "jattn/engine/score.py", "TileScore(tree, classes(score), ",
+      "TileScore(tree, (), ", USERS_OWN)
+plant("a table that heads share looked up by each of them", "jattn/engine/tile.py",
+      "of_first_example(first) if plan.score.by_diagonals else first", "first",
+      "scores.py::test_heads_that_share_a_table_look_it_up_together")
 plant("masks with other numbers as one static argument", "jattn/_values.py",
       "return classes(x), tree, tuple(_parameter(a)", "return classes(x), tree, tuple(0",
       "masks.py::test_equal_masks_and_scores_are_one_static_argument")

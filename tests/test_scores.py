@@ -189,6 +189,21 @@ def test_a_score_of_each_head_is_the_same_score_mapped():
 
 
 @pytest.mark.structure
+def test_heads_that_share_a_table_look_it_up_together():
+    """On diagonals: what a head would be asked alone, if tiles follow its own, is computed of all pairs and unused."""
+    x, table = jax.ShapeDtypeStruct((4, 1024, 8), np.float32), jax.ShapeDtypeStruct((9,), np.float32)
+
+    def heads(x, table):
+        return jax.vmap(lambda x: jattn.attention(x, x, x, score=scores.distance_bias(table)))(x)
+
+    for f in (heads, jax.grad(lambda *a: heads(*a).sum(), (0, 1))):
+        lines = jax.jit(f).lower(x, table).as_text().splitlines()
+        found = [line for line in lines if "gather" in line and "512x512" in line]
+        assert found
+        assert not any("x512x512" in line for line in found)
+
+
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_where_positions_have_gaps_the_far_path_is_taken():
     """Packed rows begin again in the middle of a tile."""

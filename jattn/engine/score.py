@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ class ScalarScore:
     """A score modifier that is any function of scalars, as one of what it captured and of a tile."""
 
     closed: Closed
+    by_diagonals: ClassVar[bool] = False
 
     def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         def score(x: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
@@ -45,6 +46,8 @@ class TileScore:
 
     tree: Any
     classes: tuple[type, ...]
+    by_diagonals: bool
+    """See `scores.Score.by_diagonals`."""
 
     def __call__(self, captured: Any, tile: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return jax.tree.unflatten(self.tree, captured)(tile, t, s).astype(tile.dtype)
@@ -61,7 +64,8 @@ def hoist_closure(score: ScoreModifier, dtype: Any) -> tuple[Any, tuple[jax.Arra
         leaves, tree = jax.tree.flatten(score)
         arrays = (jax.device_put(x) if isinstance(x, float) else jnp.asarray(x) for x in leaves)
         # In half precision their cotangents would be rounded at every tile.
-        return TileScore(tree, classes(score)), tuple(x.astype(dtype) if is_half(x) else x for x in arrays)
+        captured = tuple(x.astype(dtype) if is_half(x) else x for x in arrays)
+        return TileScore(tree, classes(score), score.by_diagonals), captured
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     closed, captured, _ = close(score, x, i, i)
     return ScalarScore(closed), captured

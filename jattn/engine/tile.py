@@ -21,6 +21,7 @@ from jattn._numerics import (
     lying,
     nan_where,
     nonfinite_rows,
+    of_first_example,
     transpose,
     zero_nonfinite_rows,
 )
@@ -82,7 +83,8 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False, fi
         return (a.T if transposed and role == "qk" else a).astype(plan.dtype)
 
     if plan.score is not None:
-        axes["q"] = axes["q"]._replace(positions=after(first, axes["q"].positions))
+        earlier = of_first_example(first) if plan.score.by_diagonals else first
+        axes["q"] = axes["q"]._replace(positions=after(earlier, axes["q"].positions))
     told = [axes[letter].positions for letter in "qk"]
     if plan.score is not None:
         for side, (_, n, size, at, length) in enumerate(sides):

@@ -22,6 +22,12 @@ class Score:
     looks_at_positions: bool = False
     """Whether the answer depends on either position."""
 
+    by_diagonals: bool = False
+    """Whether it finds out first if positions are consecutive, and then computes what it adds on the diagonals alone.
+
+    Heads that have the same positions are asked together.
+    """
+
     @property
     def largest(self) -> Any:
         """What no result exceeds in magnitude, of scores that are finite; None where nothing is known."""
@@ -104,6 +110,10 @@ class Composed(Score):
     @property
     def looks_at_positions(self) -> bool:  # type: ignore[override]
         return any(f.looks_at_positions for f in self.scores)
+
+    @property
+    def by_diagonals(self) -> bool:  # type: ignore[override]
+        return any(f.by_diagonals for f in self.scores)
 
     def at_distances(self, distance: jax.Array) -> "Composed":
         return Composed(tuple(f.at_distances(distance) for f in self.scores))

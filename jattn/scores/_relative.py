@@ -15,6 +15,7 @@ class _OfDistance(Score):
     """A score plus a table's entry for the distance s − t."""
 
     looks_at_positions = True
+    by_diagonals = True
     table: Float[Array, " n"]
 
     def entry(self, distance: jax.Array) -> jax.Array:
