@@ -19,6 +19,7 @@ from jattn.engine import batching
 from jattn.engine.forward import Forward
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.score import hoist_closure
+from jattn.scores._diagonals import toeplitz
 
 TABLE, DISTANCES = normal(8, seed=3), normal(7, seed=4)
 t, s = np.arange(T)[:, None], np.arange(S)[None, :]
@@ -80,11 +81,19 @@ def test_a_score_is_its_formula_of_scalars_and_of_a_tile(name):
 
 
 @pytest.mark.structure
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("n", "m"), [(1, 5), (5, 1), (3, 4), (17, 16)])
-def test_a_matrix_of_equal_diagonals(n, m):
-    diagonals = jnp.arange(n + m - 1)
+def test_a_matrix_of_equal_diagonals_and_its_transpose(n, m):
+    def matrix(diagonals):
+        return toeplitz(diagonals, n)
+
     i, j = np.arange(n)[:, None], np.arange(m)[None, :]
-    np.testing.assert_array_equal(scores._relative._toeplitz(diagonals, n), j - i + n - 1)
+    np.testing.assert_array_equal(matrix(jnp.arange(n + m - 1)), j - i + n - 1)
+    x = normal(n, m)
+    _, transpose = jax.vjp(matrix, np.zeros(n + m - 1))
+    sums = np.array([np.trace(x, d) for d in range(1 - n, m)])
+    assert_close(transpose(x)[0], sums, ulps=8)
+    check_grads(lambda d: jax.vmap(matrix)(d) ** 3, (normal(2, n + m - 1),), order=3)
 
 
 @pytest.mark.structure

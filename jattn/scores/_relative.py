@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Float, Integer
 from jattn._values import show, static, value
+from jattn.scores._diagonals import of_distances
 from jattn.scores._pointwise import OfPairs, Score
 
 
@@ -33,7 +34,7 @@ class _OfDistance(Score):
         in_kernel = jnp.shape(t) == jnp.shape(s)  # of a GPU, which reads an entry for each pair
         if in_kernel or jnp.ndim(score) != 2 or min(score.shape) < _FEW:
             return score + table[self.entry(s - t)]
-        return score + _of_distances(lambda d: table[self.entry(d)], t, s)
+        return score + of_distances(lambda d: table[self.entry(d)], t, s)
 
 
 _FEW = 16
@@ -199,27 +200,6 @@ def _root(x: int, n: int) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if middle**n >= x else (middle, high)
     return high
-
-
-def _of_distances(f: Any, t: jax.Array, s: jax.Array) -> jax.Array:
-    """f(s − t) of a tile, t and s along its two axes; where positions are consecutive, of its diagonals alone."""
-    queries_down = t.shape[0] > 1
-    n, m = (t.size, s.size) if queries_down else (s.size, t.size)
-    consecutive = jnp.all(jnp.diff(t.ravel()) == 1) & jnp.all(jnp.diff(s.ravel()) == 1)
-
-    def by_diagonals() -> jax.Array:
-        along = jnp.arange(n + m - 1, dtype=jnp.int32) - (n - 1)
-        return _toeplitz(f(s.ravel()[0] - t.ravel()[0] + (along if queries_down else -along)), n)
-
-    return jax.lax.cond(consecutive, by_diagonals, lambda: f(s - t))
-
-
-def _toeplitz(diagonals: jax.Array, n: int) -> jax.Array:
-    """The matrix of n rows whose entry (i, j) is diagonals[j − i + n − 1]."""
-    L = diagonals.shape[0] + 1
-    first = jnp.roll(jnp.pad(diagonals, (0, 1)), -(n - 1))
-    # Rows of L − 1 cut out of repetitions of L: each begins one entry earlier than the one above it.
-    return jnp.broadcast_to(first, (n, L)).ravel()[: n * (L - 1)].reshape(n, L - 1)[:, : L - n]
 
 
 def _table(caller: str, table: Any) -> jax.Array:
