@@ -117,7 +117,7 @@ plant("a mask of each tile", TILE, "(rows[letter].start - begin) + jnp",
 plant("a mask by distance where one side is not", "jattn/masks/_algebra.py",
       "self.a.by_distance and self.b.by_distance", "self.a.by_distance or self.b.by_distance",
       "masks.py::test_a_mask_by_distance_is_the_same_wherever_positions_are_counted_from")
-plant("positions that do not wait", TILE, 'axes["q"]._replace(positions=after(first, axes["q"].positions))',
+plant("positions that do not wait", TILE, 'axes["q"]._replace(positions=after(earlier, axes["q"].positions))',
       'axes["q"]', HELD)
 plant("cotangents that do not wait", BACKWARD, "after(first, dout)", "dout", HELD)
 plant("no sink", PARTIALS, "return cls(m, (m > -jnp.inf).astype(dtype),", "return cls(m, jnp.zeros_like(m),", ORDER)
@@ -970,9 +970,18 @@ plant("masks of two classes as one program", ATTEND, "closed, classes(mask), pla
       USERS_OWN)
 plant("scores of two classes as one program", "jattn/engine/score.py", "TileScore(tree, classes(score), ",
       "TileScore(tree, (), ", USERS_OWN)
+plant("the sums along diagonals, rows added the other way round", "jattn/scores/_diagonals.py",
+      "_pad(first, apart, 0) + _pad(second, 0, apart)", "_pad(first, 0, apart) + _pad(second, apart, 0)",
+      "scores.py::test_a_matrix_of_equal_diagonals_and_its_transpose")
 plant("a table that heads share looked up by each of them", "jattn/engine/tile.py",
       "of_first_example(first) if plan.score.by_diagonals else first", "first",
       "scores.py::test_heads_that_share_a_table_look_it_up_together")
+plant("zeros of an explicit mesh told apart from parts of it", "jattn/engine/batching/partition.py",
+      "return jax.make_jaxpr(fun)(*here).out_avals", "return jax.make_jaxpr(fun)(*avals).out_avals",
+      "sharding_programs.py::test_on_an_explicit_mesh_gradients_take_several_tiles_and_options_may_be_whole")
+plant("what is whole left whole on an explicit mesh", "jattn/arguments/heads.py",
+      "if sharding.spec[axis] is None:", "if False:",
+      "sharding_programs.py::test_on_an_explicit_mesh_gradients_take_several_tiles_and_options_may_be_whole")
 plant("masks with other numbers as one static argument", "jattn/_values.py",
       "return classes(x), tree, tuple(_parameter(a)", "return classes(x), tree, tuple(0",
       "masks.py::test_equal_masks_and_scores_are_one_static_argument")

@@ -376,6 +376,32 @@ def test_an_explicit_mesh_carries_batch_and_heads_in_its_types(T):
 
 
 @pytest.mark.structure
+def test_on_an_explicit_mesh_gradients_take_several_tiles_and_options_may_be_whole():
+    mesh = jax.make_mesh((2, 4), ("batch", "heads"), axis_types=(AxisType.Explicit,) * 2)
+    q, *kv = (normal(2, 20, n, 4, seed=i, dtype=np.float32) for i, n in enumerate((8, 4, 4)))
+    how = {
+        "bias": normal(2, 8, 20, 20, dtype=np.float32),
+        "key_value_seq_lengths": np.array([13, 20]),
+        "dropout_rate": 0.25,
+        "dropout_key": jax.random.key(0),
+        "tile": (16, 16),
+    }
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1, 2))
+    def gradients(*x):
+        return jnp.sum(jattn.dot_product_attention(*x, **how) ** 2)
+
+    want = gradients(q, *kv)
+    cut = P("batch", None, "heads")
+    with jax.set_mesh(mesh):
+        for of_q, of_kv in ((cut, cut), (cut, P("batch")), (P(None, None, "heads"), cut)):
+            here = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in ((q, of_q), *((x, of_kv) for x in kv))]
+            found = gradients(*here)
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, want)
+
+
+@pytest.mark.structure
 def test_saved_names_spare_a_second_round():
     mesh, (x, *_) = mesh_of(8, "seq"), blocks(8)
     kept = NamedSharding(mesh, P(None, "seq"))

@@ -55,8 +55,31 @@ def vmap_heads(f: Callable[..., Any], own_axes: Sequence[Any], kv_axis: int = 0)
       example; without B where own_axes has two entries.
     """
     for kv, own in zip((None, kv_axis, 0), reversed(own_axes), strict=False):
-        f = jax.vmap(f, (0, kv, kv, own))
+        f = _vmap(f, (0, kv, kv, own))
     return f
+
+
+def _vmap(f: Callable[..., Any], in_axes: tuple[Any, ...]) -> Callable[..., Any]:
+    """jax.vmap, on an explicit mesh too, where it wants all that is mapped to lie on the devices in the same way: what
+    is whole along the mapped axis is cut there as the others are."""
+
+    def alike(*xs: Any) -> Any:
+        leaves, tree = jax.tree.flatten(xs)
+        axes = jax.tree.leaves(jax.tree.broadcast(in_axes, xs, is_leaf=_is_none), is_leaf=_is_none)
+        mapped = [(n, axis, jax.typeof(leaves[n]).sharding) for n, axis in enumerate(axes) if axis is not None]
+        cut = [(sharding, sharding.spec[axis]) for _, axis, sharding in mapped if sharding.spec[axis] is not None]
+        for n, axis, sharding in mapped if cut else ():
+            if sharding.spec[axis] is None:
+                like, name = cut[0]
+                spec = jax.sharding.PartitionSpec(*sharding.spec[:axis], name, *sharding.spec[axis + 1 :])
+                leaves[n] = jax.sharding.reshard(leaves[n], like.update(spec=spec))
+        return jax.vmap(f, in_axes)(*jax.tree.unflatten(tree, leaves))
+
+    return alike
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def sink_per_head(caller: str, sink: Any, heads: int, axis: str = "H") -> jax.Array:
