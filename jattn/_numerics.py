@@ -62,6 +62,22 @@ def match_varying_trees(*trees: Any) -> list[Any]:
     return matched
 
 
+def spec_of(x: Any) -> Any:
+    """For each array of a pytree, along which explicit axes of a mesh it is cut."""
+    return jax.tree.map(lambda x: jax.typeof(x).sharding.spec, x)
+
+
+def on_automatic_axes(f: Callable[..., Any], out_specs: Any, *xs: Any) -> Any:
+    """f(*xs); on an explicit mesh with its results cut as `out_specs` says, a pytree like theirs, and the compiler free
+    to choose between: it takes slices along an axis that is cut, which types refuse."""
+    return jax.sharding.auto_axes(f, out_sharding=out_specs)(*xs) if on_explicit_mesh() else f(*xs)
+
+
+def on_explicit_mesh() -> bool:
+    """Whether the types of arrays say along which axes of a mesh they are cut."""
+    return jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+
+
 def _below(x: jax.Array, top: jax.Array) -> jax.Array:
     return jnp.where(x >= top, 0, x - top)
 

@@ -982,6 +982,11 @@ plant("zeros of an explicit mesh told apart from parts of it", "jattn/engine/bat
 plant("what is whole left whole on an explicit mesh", "jattn/arguments/heads.py",
       "if sharding.spec[axis] is None:", "if False:",
       "sharding_programs.py::test_on_an_explicit_mesh_gradients_take_several_tiles_and_options_may_be_whole")
+plant("a cache on an explicit mesh as on none", "jattn/_numerics.py",
+      "(*xs) if on_explicit_mesh() else f(*xs)", "(*xs) if False else f(*xs)",
+      "cache.py::test_on_an_explicit_mesh_a_cache_lies_as_it_lay_and_what_is_read_as_its_queries")
+plant("a sum over heads that no explicit mesh is told of", "jattn/heads/_multi.py", "out_sharding=whole", "",
+      "heads.py::test_on_an_explicit_mesh_each_device_has_some_of_the_heads_and_their_sum_is_whole")
 plant("masks with other numbers as one static argument", "jattn/_values.py",
       "return classes(x), tree, tuple(_parameter(a)", "return classes(x), tree, tuple(0",
       "masks.py::test_equal_masks_and_scores_are_one_static_argument")

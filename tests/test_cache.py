@@ -531,6 +531,30 @@ def test_each_device_fills_and_reads_a_cache_of_its_own_rows(kind):
     assert_close(got, want, ulps=64)
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_an_explicit_mesh_a_cache_lies_as_it_lay_and_what_is_read_as_its_queries(kind):
+    mesh = jax.make_mesh((2, 2), ("rows", "heads"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    q, k, v = (normal(B, n, 3, width, seed=width, dtype=np.float32) for n, width in ((H, D), (Hkv, D), (Hkv, Dv)))
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(1, 2, 3), has_aux=True)
+    def graded(c, q, k, v):
+        c = free(append(append(c, k, v), k[:, :, :1], v[:, :, :1]), np.array([1]))
+        c = append(c, k[:, :, :2], v[:, :, :2], lengths=np.array([0, 2]))
+        out = attention(q[:, :, :1], c)
+        return jnp.sum(jnp.sin(out)), (out, c)
+
+    (value, (of_one, c_of_one)), cotangents = graded(empty(np.float32)[kind], q, k, v)
+    with jax.set_mesh(mesh):
+        cut = jax.sharding.PartitionSpec("rows", "heads")
+        (total, (out, c)), found = graded(empty(np.float32)[kind], *(jax.device_put(x, cut) for x in (q, k, v)))
+    assert out.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, cut), out.ndim)
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(c))
+    chex.assert_trees_all_equal(c, c_of_one)
+    assert_close((total, out, found), (value, of_one, cotangents), ulps=64)
+
+
 def test_no_tokens_leave_a_cache_as_it_is():
     c = cache.contiguous(B, Hkv, 3, D)
     none = np.zeros((B, Hkv, 0, D), np.float32)

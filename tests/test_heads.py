@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import assert_close, normal
+from jax.sharding import PartitionSpec as P
 from jax.tree_util import Partial
 
 from jattn import heads, masks, reference
@@ -82,6 +83,23 @@ def test_multi_head_is_attention_in_every_head(form):
         plain = {name: params[name] for name in ("q", "k", "v", "out")}
         others = plain if set(params) != set(plain) else {**plain, "k": plain["k"] * 1.1}
         assert np.abs(got - causal(others, x)).max() > 1e-3
+
+
+@pytest.mark.structure
+def test_on_an_explicit_mesh_each_device_has_some_of_the_heads_and_their_sum_is_whole():
+    params = init(jax.random.key(0), E, heads=4, kv_heads=2, head_dim=D)
+    x = normal(2, T, E, seed=50, dtype=np.float32)
+    gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(jax.vmap(causal, (None, 0))(params, x) ** 2)))
+    want = gradient(params, x)
+    mesh = jax.make_mesh((2, 2), ("examples", "heads"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        of_heads = {name: P("heads") if name == "out" else P(None, "heads") for name in params}
+        cut = {name: jax.device_put(params[name], of_heads[name]) for name in params}
+        got = gradient(cut, jax.device_put(x, P("examples")))
+    assert {name: got[name].sharding.spec for name in got} == {
+        name: jax.typeof(cut[name]).sharding.spec for name in got
+    }
+    assert_close(got, want, ulps=64, scale=max(np.abs(w).max() for w in want.values()))
 
 
 @pytest.mark.structure

@@ -65,7 +65,10 @@ def _vmap(f: Callable[..., Any], in_axes: tuple[Any, ...]) -> Callable[..., Any]
 
     def alike(*xs: Any) -> Any:
         leaves, tree = jax.tree.flatten(xs)
-        axes = jax.tree.leaves(jax.tree.broadcast(in_axes, xs, is_leaf=_is_none), is_leaf=_is_none)
+        own, structure = jax.tree.flatten(in_axes, is_leaf=lambda axis: axis is None)
+        prefix: Any = structure
+        parts = zip(own, prefix.flatten_up_to(xs), strict=True)
+        axes = [axis for axis, part in parts for _ in jax.tree.leaves(part)]
         mapped = [(n, axis, jax.typeof(leaves[n]).sharding) for n, axis in enumerate(axes) if axis is not None]
         cut = [(sharding, sharding.spec[axis]) for _, axis, sharding in mapped if sharding.spec[axis] is not None]
         for n, axis, sharding in mapped if cut else ():
@@ -76,10 +79,6 @@ def _vmap(f: Callable[..., Any], in_axes: tuple[Any, ...]) -> Callable[..., Any]
         return jax.vmap(f, in_axes)(*jax.tree.unflatten(tree, leaves))
 
     return alike
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 def sink_per_head(caller: str, sink: Any, heads: int, axis: str = "H") -> jax.Array:

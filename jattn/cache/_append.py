@@ -6,9 +6,10 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jattn import _errors
-from jattn._numerics import match_varying_trees
+from jattn._numerics import match_varying_trees, on_automatic_axes, spec_of
 from jattn._types import Array, ArrayLike, Float, Integer
 from jattn.arguments.heads import per_row
 from jattn.cache._buffers import NEVER, Ring
@@ -89,7 +90,8 @@ def append(
     if T == 0:
         return cache
 
-    written, refused = _written(*match_varying_trees(cache, k, v, lengths, positions))
+    specs = spec_of(cache), PartitionSpec()
+    written, refused = on_automatic_axes(_written, specs, *match_varying_trees(cache, k, v, lengths, positions))
     if _errors.known(refused) and bool(refused):
         got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}
         remedy = "Make a longer cache or more pages, free rows, or use a ring where a window is enough."
@@ -177,7 +179,8 @@ def free(cache: C, rows: Integer[ArrayLike, " R"]) -> C:
     """
     caller = "free"
     shape_of(caller, cache)
-    return _emptied(cache, rows_of(caller, "rows", rows))
+    freed: C = on_automatic_axes(_emptied, spec_of(cache), cache, rows_of(caller, "rows", rows))
+    return freed
 
 
 @jax.jit

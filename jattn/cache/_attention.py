@@ -1,12 +1,14 @@
 """Queries against what a cache holds, and what they may ask."""
 
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jattn import _errors, masks
-from jattn._numerics import nan_where, promoted
+from jattn._numerics import nan_where, on_automatic_axes, promoted, spec_of
 from jattn._types import Array, ArrayLike, Float, Integer, Numeric, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.cache._buffers import Ring
@@ -287,7 +289,10 @@ def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | 
             got = {"T": str(T), "cache": f"of {cache.capacity} tokens"}
             _errors.fail(ValueError, caller, "the ring must still hold what each query sees", remedy, **got)
         wrong = wrong | lost
-    out, m, log_sum = (decode if G * T <= tuning.DECODE_ROWS else prefill)(x, cache, closed)
+    rows = spec_of(x.q)[:4]
+    specs = PartitionSpec(*rows, None), PartitionSpec(*rows), PartitionSpec(*rows)
+    attend = decode if G * T <= tuning.DECODE_ROWS else prefill
+    out, m, log_sum = on_automatic_axes(partial(attend, score=closed), specs, x, cache)
     wrong = wrong[:, None, None]
     out, m = nan_where(wrong[..., None], out), nan_where(wrong, m)
     return heads.merge_heads(out, 1), heads.merge_heads(m, 1), heads.merge_heads(log_sum, 1)

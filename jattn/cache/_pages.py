@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jattn import _errors
+from jattn._numerics import on_automatic_axes, spec_of
 from jattn._types import Array, ArrayLike, Bool, DTypeLike, Integer
 from jattn._values import value
 from jattn.cache._buffers import _counters
@@ -179,7 +181,7 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
         )
     source = _errors.number_of(caller, "source", source, B, "B").astype(jnp.int32)
     targets = rows_of(caller, "targets", targets)
-    shared, fits = _shared(cache, source, targets)
+    shared, fits = on_automatic_axes(_shared, (spec_of(cache), PartitionSpec()), cache, source, targets)
     if _errors.known(fits) and not bool(fits):
         remedy = "Make the cache with more pages, or free rows."
         got = {"targets": targets, "cache": f"of {cache.store.k.shape[0]} pages"}

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._numerics import on_explicit_mesh
 from jattn._types import AnyArray, Array, ArrayLike, ArrayTree, DTypeLike, Float, Integer, PRNGKey
 from jattn.arguments.heads import group_size, merge_heads, split_heads, vmap_heads
 from jattn.arguments.options import one_key
@@ -379,5 +380,7 @@ def output(params: Params, out: Float[AnyArray, "H T Dv"], x: Float[ArrayLike, "
             out = out * params["head_scale"][:, None, None]
         if "gate" in params:
             out = out * jax.nn.sigmoid(jnp.einsum("te,ehd->htd", x, params["gate"]))
-        joined = jnp.einsum("htd,hde->te", out, params["out"])
+        # Where each device of an explicit mesh has some of the heads, their sum is whole on all of them.
+        whole = jax.sharding.PartitionSpec(None, None) if on_explicit_mesh() else None
+        joined = jnp.einsum("htd,hde->te", out, params["out"], out_sharding=whole)
         return joined + params["out_bias"][None] if "out_bias" in params else joined
