@@ -982,6 +982,9 @@ plant("zeros of an explicit mesh told apart from parts of it", "jattn/engine/bat
 plant("what is whole left whole on an explicit mesh", "jattn/arguments/heads.py",
       "if sharding.spec[axis] is None:", "if False:",
       "sharding_programs.py::test_on_an_explicit_mesh_gradients_take_several_tiles_and_options_may_be_whole")
+plant("runs on an explicit mesh as on none", "jattn/flow/_paths.py",
+      "return mapped_as(first, RunState(", "return (lambda _, begin: begin)(first, RunState(",
+      "flow.py::test_runs_are_mapped_over_an_explicit_mesh")
 plant("a cache on an explicit mesh as on none", "jattn/_numerics.py",
       "(*xs) if on_explicit_mesh() else f(*xs)", "(*xs) if False else f(*xs)",
       "cache.py::test_on_an_explicit_mesh_a_cache_lies_as_it_lay_and_what_is_read_as_its_queries")

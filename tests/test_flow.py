@@ -981,3 +981,24 @@ def test_weight_decay_shrinks_the_balance(x64):
         np.testing.assert_allclose(k[-1], said, atol=EXACT)
         np.testing.assert_allclose(k[-1], k[0] * math.exp(-2 * decay * rate * 500), atol=0.01 * small(k[0]))
         assert small(k[-1]) < 0.7 * small(k[0])
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)], ids=["starts and rates", "rates", "starts"])
+def test_runs_are_mapped_over_an_explicit_mesh(mapped):
+    """Whatever differs between runs, from the start or only through the optimiser: none of it is known to the loop."""
+    mesh = jax.make_mesh((4,), ("runs",), axis_types=(AxisType.Explicit,))
+    start, rates = normal(4, 3, dtype=np.float32), np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+    given = [x if axis == 0 else x[0] for x, axis in zip((start, rates), mapped, strict=True)]
+
+    @jax.jit
+    @partial(jax.vmap, in_axes=mapped)
+    def runs(x, rate):
+        path = flow.run(lambda x: jnp.sum(x**2) / 2, x, optax.adam(rate), 5, at=2, track=lambda update: update)
+        return path.params, path.loss, path.sums, path.broke
+
+    want = runs(*given)
+    with jax.set_mesh(mesh):
+        found = runs(*(jax.device_put(x, P("runs")) if axis == 0 else x for x, axis in zip(given, mapped, strict=True)))
+    assert found[0].sharding.is_equivalent_to(NamedSharding(mesh, P("runs")), 2)
+    assert_same(found, want)

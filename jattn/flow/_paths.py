@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from jattn import _errors
-from jattn._numerics import promoted
+from jattn._numerics import on_explicit_mesh, promoted
 from jattn._types import Array, ArrayTree, Float, Integer
 from jattn._values import pytree
 from jattn.flow._looks import looks_at
@@ -106,7 +106,12 @@ class RunRule:
         broke = jnp.where(_finite(params), jnp.int32(-1), jnp.int32(0))
         # Inside jax.shard_map what starts as a constant must be said to differ between devices where `broke` does.
         params, state, sums, step = vary_as(broke, (params, state, sums, jnp.int32(0)))
-        return RunState(params, state, sums, step, broke)
+
+        def first() -> Tree:
+            loss, grads = self._loss_and_grads(params, data)
+            return loss, grads, self._update(data, grads, state, params, loss)
+
+        return mapped_as(first, RunState(params, state, sums, step, broke))
 
     def _widened(self, caller: str, params: Tree, state: Tree, data: Data) -> tuple[Tree, Tree]:
         """The state in the dtypes that it has after an update, which may be wider; and what updates are like.
@@ -380,3 +385,15 @@ def vary_as(like: jax.Array, tree: Tree) -> Tree:
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
+
+
+def mapped_as(after: Callable[[], Tree], tree: Tree) -> Tree:
+    """On an explicit mesh: `tree`, one for each example that any part of `after()` differs for. Elsewhere: `tree`.
+
+    JAX 0.10 to 0.12 finds no mesh where it learns only in a loop that a part of its state differs between examples.
+    """
+    if not on_explicit_mesh():
+        return tree
+    zero = sum((x == x).all().astype(jnp.int32) for x in jax.tree.leaves(after())) * 0
+    # Not by a select, whose batching lays out what is mapped and what is not in two ways.
+    return jax.tree.map(lambda x: x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.number) else x, tree)
