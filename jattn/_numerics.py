@@ -73,6 +73,11 @@ def on_automatic_axes(f: Callable[..., Any], out_specs: Any, *xs: Any) -> Any:
     return jax.sharding.auto_axes(f, out_sharding=out_specs)(*xs) if on_explicit_mesh() else f(*xs)
 
 
+def cut_as(like: jax.Array, x: jax.Array) -> jax.Array:
+    """x; on an explicit mesh cut along its axes as `like` along its own."""
+    return jax.sharding.reshard(x, spec_of(like)) if on_explicit_mesh() else x
+
+
 def on_explicit_mesh() -> bool:
     """Whether the types of arrays say along which axes of a mesh they are cut."""
     return jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types

@@ -85,20 +85,32 @@ def test_multi_head_is_attention_in_every_head(form):
         assert np.abs(got - causal(others, x)).max() > 1e-3
 
 
+LATENT = partial(heads.latent_init, rope_dim=2, value_dim=4, kv_rank=6)
+
+
 @pytest.mark.structure
-def test_on_an_explicit_mesh_each_device_has_some_of_the_heads_and_their_sum_is_whole():
-    params = init(jax.random.key(0), E, heads=4, kv_heads=2, head_dim=D)
+@pytest.mark.parametrize(
+    ("made", "layer"),
+    [
+        (partial(heads.init, kv_heads=2, bias=True, gate=True), heads.multi_head),
+        (LATENT, partial(heads.latent_expanded, rope=rotary)),
+        (LATENT, partial(heads.latent_absorbed, rope=rotary)),
+    ],
+    ids=["grouped", "latent, written out", "latent, absorbed"],
+)
+def test_on_an_explicit_mesh_each_device_has_some_of_the_heads_and_their_sum_is_whole(made, layer):
+    params = init(jax.random.key(0), E, made, heads=4, head_dim=D)
     x = normal(2, T, E, seed=50, dtype=np.float32)
-    gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(jax.vmap(causal, (None, 0))(params, x) ** 2)))
+    mapped = jax.vmap(partial(layer, mask=masks.causal()), (None, 0))
+    gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(mapped(params, x) ** 2)))
     want = gradient(params, x)
     mesh = jax.make_mesh((2, 2), ("examples", "heads"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
-        of_heads = {name: P("heads") if name == "out" else P(None, "heads") for name in params}
-        cut = {name: jax.device_put(params[name], of_heads[name]) for name in params}
+        first, second = {"out", "q_bias", "k_bias", "v_bias"}, {"q", "k", "v", "gate"}
+        spec = {name: P("heads") if name in first else P(None, "heads") if name in second else P() for name in params}
+        cut = {name: jax.device_put(w, spec[name]) for name, w in params.items()}
         got = gradient(cut, jax.device_put(x, P("examples")))
-    assert {name: got[name].sharding.spec for name in got} == {
-        name: jax.typeof(cut[name]).sharding.spec for name in got
-    }
+    assert all(got[name].sharding.is_equivalent_to(w.sharding, w.ndim) for name, w in cut.items())
     assert_close(got, want, ulps=64, scale=max(np.abs(w).max() for w in want.values()))
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._numerics import cut_as
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
 from jattn.heads._multi import ROPE, PerHead, Rope, grouped, output
 from jattn.heads._norm import rms_norm
@@ -178,7 +179,7 @@ def latent_expanded(
     with standard():
         k = jnp.einsum("sc,chd->hsd", latent, params["k"])
         v = jnp.einsum("sc,chd->hsd", latent, params["v"])
-        k_rope = jnp.broadcast_to(k_rope[None], (k.shape[0], *k_rope.shape))
+        k_rope = cut_as(k, jnp.broadcast_to(k_rope[None], (k.shape[0], *k_rope.shape)))
         q, k = jnp.concatenate([q, q_rope], 2), jnp.concatenate([k, k_rope], 2)
     out = grouped(q, k, v, per_head=per_head, q_positions=positions, k_positions=positions, **options)
     return output(params, out, x)
