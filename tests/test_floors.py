@@ -91,7 +91,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     ],
     "page": [["_document"], ["_blocks", "_head_table", "_model", "_story"]],
     "positions": [["_angles", "_frequencies"], ["_rotary", "_scalings"]],
-    "scores": [["_pointwise"], ["_relative"]],
+    "scores": [["_pointwise", "_diagonals"], ["_relative"]],
     "sharding": [["_blocks", "_ring"], ["_exchange", "_statistics"], ["_schemes"], ["_mesh"], ["_plan"]],
 }
 PACKAGE = Path(jattn.__file__).parent
