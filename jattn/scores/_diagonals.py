@@ -62,8 +62,8 @@ def _aval(x: Any, *shape: int) -> Any:
     return x.update(shape=(*x.shape[:kept], *shape), sharding=x.sharding.update(spec=spec))
 
 
-# Primitives, each the transpose of the other: what JAX makes of `_toeplitz` takes five times as long on a CPU as these
-# sums, and jax.custom_derivatives.linear_call has no rule under vmap.
+# Primitives, each the transpose of the other: what JAX makes of `_toeplitz` takes up to five times as long on a CPU as
+# these sums, and jax.custom_derivatives.linear_call has no rule under vmap.
 toeplitz_p = Primitive("toeplitz")
 diagonal_sums_p = Primitive("diagonal_sums")
 toeplitz_p.def_abstract_eval(lambda x, *, n: _aval(x, n, x.shape[-1] + 1 - n))
