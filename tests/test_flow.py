@@ -394,6 +394,39 @@ def test_sharpness_aware_steps_are_given_the_gradient_that_they_ask_for():
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize(
+    ("optimizer", "more"),
+    [
+        (optax.lbfgs(), {"value", "grad", "value_fn"}),
+        (optax.chain(optax.sgd(0.1), optax.scale_by_backtracking_linesearch(10)), {"value", "grad", "value_fn"}),
+        (optax.polyak_sgd(), {"value"}),
+        (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1)), {"value"}),
+        (optax.contrib.sophia(0.1, update_interval=2), {"obj_fn"}),
+    ],
+    ids=["L-BFGS", "backtracking", "Polyak", "plateau", "Sophia"],
+)
+def test_an_optimiser_that_asks_for_the_loss_is_given_it(optimizer, more):
+    """As in the loop that optax documents for it, which passes what it asks for and no more."""
+    x, scale = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7])
+    path = flow.run(quadratic, x, optimizer, 4, data=(scale,), at=1)
+    value_fn = lambda x: quadratic(x, scale)  # noqa: E731
+
+    @jax.jit
+    def step(x, state):
+        loss, grads = jax.value_and_grad(value_fn)(x)
+        given = {"value": loss, "grad": grads, "value_fn": value_fn, "obj_fn": value_fn}
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimizer.update(grads, state, x, **{name: given[name] for name in more})
+            return optax.apply_updates(x, updates), state
+
+    state = optimizer.init(x)
+    for seen in path.seen[1:]:
+        x, state = step(x, state)
+        np.testing.assert_allclose(seen, x, rtol=1e-5)
+    assert path.loss[-1] < path.loss[0]
+
+
+@pytest.mark.structure
 def test_a_run_is_the_loop_that_one_would_write():
     x, scale, adam = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.7]), optax.adam(0.1)
     look = lambda now: {"x": now.params, "t": now.step, "g": now.grads, "sum": now.sums}  # noqa: E731

@@ -130,7 +130,12 @@ class RunRule:
     def _update(self, data: Data, grads: Tree, state: Tree, params: Tree, loss: jax.Array) -> tuple[Tree, Tree]:
         """What the optimiser makes of the gradients: (updates, state)."""
         update = optax.with_extra_args_support(self.optimizer).update
-        more = {"value": loss, "grad": grads, "value_fn": lambda params: self.loss(params, *data)}
+
+        # A line search passes on to value_fn what it does not know itself, and fails where that has no such argument.
+        def value_fn(params: Tree, grad_fn: object = None, obj_fn: object = None) -> jax.Array:
+            return self.loss(params, *data)
+
+        more = {"value": loss, "grad": grads, "value_fn": value_fn, "obj_fn": value_fn}
         more["grad_fn"] = lambda params, _: jax.grad(self.loss)(params, *data)
         names = inspect.signature(update).parameters
         if not any(x.kind is x.VAR_KEYWORD for x in names.values()):  # as of optax.contrib.sam
@@ -200,9 +205,10 @@ def run(
     Args:
       loss: loss(params, *data) -> scalar. Keep one function object and it is compiled once.
       params: a pytree of floating-point arrays.
-      optimizer: a gradient transformation of optax, of params as the loss takes them. It is given value, grad, value_fn
-        and grad_fn where it asks for them. The update of optax.lookahead takes the gradient by the fast ones alone:
-        wrap it, as in optax.GradientTransformation(o.init, lambda grads, *more: o.update(grads.fast, *more)).
+      optimizer: a gradient transformation of optax, of params as the loss takes them. It is given value, grad,
+        value_fn, obj_fn and grad_fn where it asks for them, as L-BFGS and other line searches do. The update of
+        optax.lookahead takes the gradient by the fast ones alone: wrap it, as in
+        optax.GradientTransformation(o.init, lambda grads, *more: o.update(grads.fast, *more)).
       steps: how many, 0 or more.
       data: further arguments of the loss, traced: pass arrays here rather than closing over them.
       observe: picks what to keep from a `Now`: any pytree of arrays; the parameters if None.
