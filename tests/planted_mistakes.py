@@ -1006,6 +1006,15 @@ plant("a run in loops of traced length", "jattn/flow/_paths.py", "if len(alike) 
 plant("64 bits of a NumPy number cut to 32", "jattn/flow/_recorder.py", "x.dtype.itemsize > 4:",
       "x.dtype.itemsize > 8:",
       "recorder.py::test_numbers_of_python_and_of_numpy_come_back_from_a_jitted_loop_as_from_another")
+plant("a transpose by what attention is not linear in", "jattn/engine/batching/derivatives.py",
+      "if len(argnums) > 1 or not set(argnums) <= fun.linear_alone:", "if False:",
+      "transforms.py::test_attention_is_transposed_by_its_values_as_a_linear_solver_asks_and_by_nothing_else")
+plant("a transpose by the values in loops of traced length", "jattn/engine/batching/derivatives.py",
+      "if not set(argnums) <= fun.linear_argnums:", "if False:",
+      "transforms.py::test_attention_is_transposed_by_its_values_as_a_linear_solver_asks_and_by_nothing_else")
+plant("a line search that is given what its function does not take", "jattn/flow/_paths.py",
+      "grad_fn: object = None, obj_fn: object = None)", "obj_fn: object = None)",
+      "flow.py::test_an_optimiser_that_asks_for_the_loss_is_given_it")
 
 # fmt: on
 

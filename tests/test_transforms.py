@@ -194,6 +194,11 @@ def scanned(f):
     return lambda x: jax.lax.scan(lambda carry, _: step(x, carry), jnp.ones((), x["q"].dtype), length=3)[1]
 
 
+def by_values(transposed, f, x):
+    """What `transposed` makes of out as a function of v, which is linear."""
+    return transposed(lambda v: f(x | {"v": v})[0], x["v"])(jnp.cos(f(x)[0]))
+
+
 def pair(x, x_dot):
     return jax.tree.map(lambda a, b: jnp.stack([a, a + b / 8]), x, x_dot)
 
@@ -212,6 +217,7 @@ TRANSFORMS = {
     "third order": lambda f, x, x_dot: along(jax.grad(loss(along(f, x_dot))), x_dot)(x),
     "checkpoint": lambda f, x, x_dot: jax.grad(jax.checkpoint(loss(f)))(x),
     "scan": lambda f, x, x_dot: jax.grad(loss(scanned(f)))(x),
+    "linear_transpose": lambda f, x, x_dot: by_values(jax.linear_transpose, f, x),
     "vmap": lambda f, x, x_dot: jax.vmap(f)(pair(x, x_dot)),
     "vmap of grad": lambda f, x, x_dot: jax.vmap(jax.grad(loss(f)))(pair(x, x_dot)),
 }
@@ -225,8 +231,8 @@ FIRST = ("value and grad", "linearize")
 SECOND = ("jvp of grad", "grad of jvp", "grad of grad")
 MORE = {
     "nothing": ("value", "jacfwd", "hessian", "scan"),
-    "one tile": ("value", *SECOND, "vmap"),
-    "causal": ("jacrev",),
+    "one tile": ("value", *SECOND, "vmap", "linear_transpose"),
+    "causal": ("jacrev", "linear_transpose"),
     "window": ("checkpoint",),
     "lengths": ("scan",),
     "lengths, traced": ("value", "hessian", "vmap of grad"),
@@ -245,7 +251,7 @@ MORE = {
     "soft cap and alibi": ("jvp of grad", "checkpoint", "jacfwd"),
     "temperature": ("jvp",),
     "dropout": ("jvp", "vmap of grad"),
-    "everything": SECOND,
+    "everything": (*SECOND, "linear_transpose"),
 }
 TOGETHER = {"prefix", "chunked and dilated", "blocks", "sinks, strided and neighbours"}
 """Masks that are asked in one, "masks of every shape", and one by one in the product."""
@@ -432,6 +438,36 @@ def test_over_some_arguments_and_any_axis(name, second_order):
     got, want = (jax.jit(lambda *x, f=f: every(f, *x))(x, lengths) for f in (ours, dense))
     for transform in want:
         assert_equal(got[transform], want[transform], transform)
+
+
+@pytest.mark.structure
+def test_attention_is_transposed_by_its_values_as_a_linear_solver_asks_and_by_nothing_else():
+    """x = b + p·x / 2, whose gradient solves the same with the transpose; heads that share their values; and q."""
+    q, k, b = normal(3, T, D).astype(np.float32)
+
+    def linked(q, attend):
+        solve = jax.scipy.sparse.linalg.bicgstab
+        return jnp.sum(solve(lambda x: x - attend(q, k, x) / 2, b, tol=1e-6)[0] ** 2)
+
+    by_hand = lambda q, k, x: jax.nn.softmax(q @ k.T / D**0.5) @ x  # noqa: E731
+    ways = functools.partial(jattn.attention, tile=(16, 16)), by_hand
+    got, want = (jax.jit(jax.grad(lambda q, f=f: linked(q, f)))(q) for f in ways)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
+
+    heads = lambda v: jattn.dot_product_attention(q[None, :, None].repeat(2, 2), k[None, :, None], v)  # noqa: E731
+    cotangent = normal(1, T, 2, D, seed=3, dtype=np.float32)
+    np.testing.assert_allclose(
+        jax.linear_transpose(heads, b[None, :, None])(cotangent)[0],
+        jax.vjp(heads, b[None, :, None])[1](cotangent)[0],
+        rtol=1e-6,
+    )  # fmt: skip
+    for name, f in {
+        "0": lambda x: jattn.attention(x, k, b),
+        "1": jax.jit(lambda x: jattn.attention(q, x, b)),
+        "0 .* and operand 2": lambda x: jattn.attention(x, k, x),
+    }.items():
+        with pytest.raises(ValueError, match=rf"linear in v alone, got operand {name} .*Take .* jax\.vjp"):
+            jax.linear_transpose(f, q)(b)
 
 
 @pytest.mark.structure

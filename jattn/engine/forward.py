@@ -29,6 +29,15 @@ class ReturnsPartial(BatchedFunction):
     """A function to (out, m, log_sum). m counts as a constant, and log_sum carries the derivative of lse."""
 
     @property
+    def leaf_numbers(self) -> Operands:
+        """The operands with the number of each leaf. Each class has its own."""
+        raise NotImplementedError
+
+    @property
+    def linear_alone(self) -> frozenset[int]:
+        return frozenset({self.leaf_numbers.v})  # out = p·v, and lse does not depend on it
+
+    @property
     def constant_outputs(self) -> frozenset[int]:
         return frozenset({1})
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jattn import _errors
 from jattn._jax import Primitive, ad, asks_for_devices, batching, mlir, partial_eval, set_current_trace
 from jattn.engine.batching.primitive import (
     BatchedFunction,
@@ -20,6 +21,7 @@ from jattn.engine.batching.primitive import (
     batched_call,
     batched_call_p,
     checked_operands,
+    insert,
     lower,
 )
 from jattn.engine.batching.vmap import Vmapped, batching_rule, example_type, examples_first
@@ -82,9 +84,25 @@ def _transpose_rule(cts: Leaves, *operands: Any, fun: BatchedFunction) -> list[A
     avals = [operands[i].aval for i in argnums]
     shapes = tuple((a.shape, a.dtype) for a in avals)
     kept = [x for x in operands if not ad.is_undefined_primal(x)]
+    if not set(argnums) <= fun.linear_argnums:
+        return _transpose_of_linear_alone(cts, kept, argnums, avals, fun)
     transposed = fun.transpose_function(argnums, shapes, len(operands), len(cts))
     out = iter(batched_call(transposed, *kept, *map(_instantiate, cts)))
     return [next(out) if i in argnums else None for i in range(len(operands))]
+
+
+def _transpose_of_linear_alone(
+    cts: Leaves, kept: Leaves, argnums: tuple[int, ...], avals: Leaves, fun: BatchedFunction
+) -> list[Any]:
+    """As jax.linear_transpose asks for it: the pullback, which is the same at every point, at zero."""
+    if len(argnums) > 1 or not set(argnums) <= fun.linear_alone:
+        must = "what attention is transposed by must be v, for it is linear in v alone"
+        remedy = "Take the derivative at a point: jax.vjp."
+        got = {f"operand {i}": aval for i, aval in zip(argnums, avals, strict=True)}
+        _errors.fail(ValueError, "linear_transpose", must, remedy, **got)
+    _, pullback = jax.vjp(lambda *xs: batched_call(fun, *insert(kept, argnums, xs)), *map(_zeros, avals))
+    out = iter(pullback(list(map(_instantiate, cts))))
+    return [next(out) if i in argnums else None for i in range(len(kept) + len(argnums))]
 
 
 ad.primitive_jvps[batched_call_p] = _jvp_rule

@@ -51,6 +51,11 @@ class BatchedFunction:
         """The operands that the function is jointly linear in."""
         return frozenset()
 
+    @property
+    def linear_alone(self) -> frozenset[int]:
+        """The operands in each of which alone the function is linear, but for `constant_outputs` and what is added."""
+        return frozenset()
+
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         """Whether examples that differ in these operands do different work: in one group each would do all of it."""
         return False

@@ -180,6 +180,10 @@ class Vmapped(BatchedFunction):
     def linear_argnums(self) -> frozenset[int]:
         return self.fun.linear_argnums
 
+    @property
+    def linear_alone(self) -> frozenset[int]:
+        return self.fun.linear_alone
+
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return self.fun.examples_diverge(mapped)
 
