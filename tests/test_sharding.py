@@ -207,6 +207,15 @@ def test_what_a_score_computes_in_a_narrower_dtype_has_its_gradient_through_a_ri
     np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (got, want)), atol=2.0**-7)
 
 
+def test_a_ring_is_transposed_by_its_values_as_a_linear_solver_asks():
+    q, k, v, cotangent = (normal(B, 8, H, D, seed=i, dtype=np.float32) for i in range(4))
+    ring = functools.partial(sharding.attention, mesh=mesh_of(4, "seq"), spec=P(None, "seq"), scheme=sharding.ring)
+    got, want = (
+        jax.linear_transpose(lambda v, f=f: f(q, k, v), v)(cotangent)[0] for f in (ring, jax.nn.dot_product_attention)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scheme", ["ring", "all_to_all", "gather", "tree"])
 def test_an_empty_batch_has_an_empty_result(scheme):
     x = np.zeros((0, 4, 2, D), np.float32)
