@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import assert_close, normal
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jattn import masks
 
@@ -122,6 +124,19 @@ def test_dropped_alike_with_grouped_heads_masks_and_biases():
 
     want, got = both(query, key, value, bias)
     assert got.shape == (2, 3, T, 4, D)
+    near(got, want)
+
+
+def test_heads_on_several_devices_of_an_explicit_mesh_are_dropped_alike():
+    from jattn.hosts.flax import attention_fn
+
+    dropped = partial(attention_fn, dropout_rate=0.5, dropout_rng=jax.random.key(0))
+    x = [normal(2, T, heads, D, seed=heads, dtype=np.float32) for heads in (4, 2, 2)]
+    want = dropped(*x)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2, devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        got = jax.jit(dropped)(*jax.device_put(x, P("data", None, "model")))
+    assert jax.typeof(got).sharding.spec == P("data", None, "model", None)
     near(got, want)
 
 

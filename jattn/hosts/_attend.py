@@ -160,11 +160,18 @@ def measure_heads(
     return jax.tree.map(lambda x: x.reshape(*batch, N, *x.shape[3:]), found)
 
 
+def _one_a_head(x: jax.Array, N: int) -> jax.Array:
+    """[B, tokens, K, width] → [B, tokens, N, width], as jnp.repeat, which takes no heads of an explicit mesh."""
+    B, tokens, K, width = x.shape
+    shared = jnp.broadcast_to(x[:, :, :, None], (B, tokens, K, N // K, width))
+    return shared.reshape(B, tokens, N, width)
+
+
 def attend_broadcast_dropout(query: Any, key: Any, value: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
     """`attend_heads` with one draw of dropout for every head and every example."""
     batch, arrays = _one_batch(query=query, key=key, value=value)
     pairs, N = _pairs(batch, arrays[0], arrays[1], bias, mask), query.shape[-2]
-    q, k, v = (jnp.moveaxis(jnp.repeat(x, N // x.shape[2], 2), 2, 1)[:, :, :, None] for x in arrays)
+    q, k, v = (jnp.moveaxis(_one_a_head(x, N), 2, 1)[:, :, :, None] for x in arrays)
     over = [{name: None if x.shape[axis] == 1 else 0 for name, x in pairs.items()} for axis in (0, 1)]
     pairs = {name: x.squeeze(tuple(a for a in (0, 1) if x.shape[a] == 1)) for name, x in pairs.items()}
 
