@@ -34,8 +34,8 @@ class ReturnsPartial(BatchedFunction):
         raise NotImplementedError
 
     @property
-    def linear_alone(self) -> frozenset[int]:
-        return frozenset({self.leaf_numbers.v})  # out = p·v, and lse does not depend on it
+    def jointly_linear(self) -> tuple[frozenset[int], ...]:
+        return (frozenset({self.leaf_numbers.v}),)  # out = p·v, and lse does not depend on it
 
     @property
     def constant_outputs(self) -> frozenset[int]:

@@ -84,25 +84,18 @@ def _transpose_rule(cts: Leaves, *operands: Any, fun: BatchedFunction) -> list[A
     avals = [operands[i].aval for i in argnums]
     shapes = tuple((a.shape, a.dtype) for a in avals)
     kept = [x for x in operands if not ad.is_undefined_primal(x)]
-    if not set(argnums) <= fun.linear_argnums:
-        return _transpose_of_linear_alone(cts, kept, argnums, avals, fun)
-    transposed = fun.transpose_function(argnums, shapes, len(operands), len(cts))
-    out = iter(batched_call(transposed, *kept, *map(_instantiate, cts)))
-    return [next(out) if i in argnums else None for i in range(len(operands))]
-
-
-def _transpose_of_linear_alone(
-    cts: Leaves, kept: Leaves, argnums: tuple[int, ...], avals: Leaves, fun: BatchedFunction
-) -> list[Any]:
-    """As jax.linear_transpose asks for it: the pullback, which is the same at every point, at zero."""
-    if len(argnums) > 1 or not set(argnums) <= fun.linear_alone:
-        must = "what attention is transposed by must be v, for it is linear in v alone"
-        remedy = "Take the derivative at a point: jax.vjp."
+    if not any(set(argnums) <= xs for xs in fun.jointly_linear):
+        must = "attention must be linear in what it is transposed by, as it is in v alone"
         got = {f"operand {i}": aval for i, aval in zip(argnums, avals, strict=True)}
-        _errors.fail(ValueError, "linear_transpose", must, remedy, **got)
-    _, pullback = jax.vjp(lambda *xs: batched_call(fun, *insert(kept, argnums, xs)), *map(_zeros, avals))
-    out = iter(pullback(list(map(_instantiate, cts))))
-    return [next(out) if i in argnums else None for i in range(len(kept) + len(argnums))]
+        _errors.fail(ValueError, "linear_transpose", must, "Take the derivative at a point: jax.vjp.", **got)
+    cts = list(map(_instantiate, cts))
+    if fun.tangent_function(argnums) is None:
+        transposed = fun.transpose_function(argnums, shapes, len(operands), len(cts))
+        out = iter(batched_call(transposed, *kept, *cts))
+    else:  # it has a pullback of its own, which is the same at every point: at zero
+        _, pullback = jax.vjp(lambda *xs: batched_call(fun, *insert(kept, argnums, xs)), *map(_zeros, avals))
+        out = iter(pullback(cts))
+    return [next(out) if i in argnums else None for i in range(len(operands))]
 
 
 ad.primitive_jvps[batched_call_p] = _jvp_rule

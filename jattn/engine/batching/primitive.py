@@ -52,9 +52,9 @@ class BatchedFunction:
         return frozenset()
 
     @property
-    def linear_alone(self) -> frozenset[int]:
-        """The operands in each of which alone the function is linear, but for `constant_outputs` and what is added."""
-        return frozenset()
+    def jointly_linear(self) -> tuple[frozenset[int], ...]:
+        """Sets of operands in each of which the function is linear, up to what is added, where all others are given."""
+        return (self.linear_argnums,)
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         """Whether examples that differ in these operands do different work: in one group each would do all of it."""
@@ -353,6 +353,12 @@ class DerivedTangent(_Derived):
     def linear_argnums(self) -> frozenset[int]:
         return frozenset(range(self.n, self.n + len(self.argnums)))
 
+    @property
+    def jointly_linear(self) -> tuple[frozenset[int], ...]:
+        tangents = {i: self.n + at for at, i in enumerate(self.argnums)}
+        others = (xs | {tangents[i] for i in xs & tangents.keys()} for xs in self.fun.jointly_linear)
+        return (self.linear_argnums, *others)
+
     def output_types(self, *types: Any) -> list[Any]:
         return self.fun.output_types(*types[: self.n])
 
@@ -374,6 +380,12 @@ class DerivedTranspose(_Derived):
     def linear_argnums(self) -> frozenset[int]:
         kept = self.n - len(self.argnums)
         return frozenset(range(kept, kept + self.outputs))
+
+    @property
+    def jointly_linear(self) -> tuple[frozenset[int], ...]:
+        kept = [i for i in range(self.n) if i not in self.argnums]
+        others = (frozenset(at for at, i in enumerate(kept) if i in xs) for xs in self.fun.jointly_linear)
+        return (self.linear_argnums, *others)
 
     def output_types(self, *types: Any) -> list[Any]:
         return [jax.ShapeDtypeStruct(*of_one) for of_one in self.shapes]

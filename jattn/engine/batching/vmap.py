@@ -181,8 +181,8 @@ class Vmapped(BatchedFunction):
         return self.fun.linear_argnums
 
     @property
-    def linear_alone(self) -> frozenset[int]:
-        return self.fun.linear_alone
+    def jointly_linear(self) -> tuple[frozenset[int], ...]:
+        return self.fun.jointly_linear
 
     def examples_diverge(self, mapped: tuple[bool, ...]) -> bool:
         return self.fun.examples_diverge(mapped)
