@@ -1007,11 +1007,14 @@ plant("64 bits of a NumPy number cut to 32", "jattn/flow/_recorder.py", "x.dtype
       "x.dtype.itemsize > 8:",
       "recorder.py::test_numbers_of_python_and_of_numpy_come_back_from_a_jitted_loop_as_from_another")
 plant("a transpose by what attention is not linear in", "jattn/engine/batching/derivatives.py",
-      "if len(argnums) > 1 or not set(argnums) <= fun.linear_alone:", "if False:",
-      "transforms.py::test_attention_is_transposed_by_its_values_as_a_linear_solver_asks_and_by_nothing_else")
+      "if not any(set(argnums) <= xs for xs in fun.jointly_linear):", "if False:",
+      "transforms.py::test_attention_is_not_transposed_by_what_it_is_not_linear_in")
 plant("a transpose by the values in loops of traced length", "jattn/engine/batching/derivatives.py",
-      "if not set(argnums) <= fun.linear_argnums:", "if False:",
-      "transforms.py::test_attention_is_transposed_by_its_values_as_a_linear_solver_asks_and_by_nothing_else")
+      "is None:\n        transposed =", "is None or True:\n        transposed =",
+      "transforms.py::test_a_linear_solver_attends_and_its_gradient_transposes_attention_by_its_values")
+plant("a derivative that is linear in its own tangents alone", "jattn/engine/batching/primitive.py",
+      "others = (xs | {tangents", "others = (xs & set() | {tangents",
+      "transforms.py::test_a_product_with_a_hessian_is_its_own_transpose")
 plant("a line search that is given what its function does not take", "jattn/flow/_paths.py",
       "grad_fn: object = None, obj_fn: object = None)", "obj_fn: object = None)",
       "flow.py::test_an_optimiser_that_asks_for_the_loss_is_given_it")

@@ -440,10 +440,13 @@ def test_over_some_arguments_and_any_axis(name, second_order):
         assert_equal(got[transform], want[transform], transform)
 
 
+SAME_SHAPE = normal(3, T, D).astype(np.float32)
+
+
 @pytest.mark.structure
-def test_attention_is_transposed_by_its_values_as_a_linear_solver_asks_and_by_nothing_else():
-    """x = b + p·x / 2, whose gradient solves the same with the transpose; heads that share their values; and q."""
-    q, k, b = normal(3, T, D).astype(np.float32)
+def test_a_linear_solver_attends_and_its_gradient_transposes_attention_by_its_values():
+    """x = b + p·x / 2, whose gradient solves the same with the transpose; and heads that share their values."""
+    q, k, b = SAME_SHAPE
 
     def linked(q, attend):
         solve = jax.scipy.sparse.linalg.bicgstab
@@ -455,19 +458,38 @@ def test_attention_is_transposed_by_its_values_as_a_linear_solver_asks_and_by_no
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
 
     heads = lambda v: jattn.dot_product_attention(q[None, :, None].repeat(2, 2), k[None, :, None], v)  # noqa: E731
-    cotangent = normal(1, T, 2, D, seed=3, dtype=np.float32)
-    np.testing.assert_allclose(
-        jax.linear_transpose(heads, b[None, :, None])(cotangent)[0],
-        jax.vjp(heads, b[None, :, None])[1](cotangent)[0],
-        rtol=1e-6,
-    )  # fmt: skip
-    for name, f in {
-        "0": lambda x: jattn.attention(x, k, b),
-        "1": jax.jit(lambda x: jattn.attention(q, x, b)),
-        "0 .* and operand 2": lambda x: jattn.attention(x, k, x),
-    }.items():
-        with pytest.raises(ValueError, match=rf"linear in v alone, got operand {name} .*Take .* jax\.vjp"):
-            jax.linear_transpose(f, q)(b)
+    v, cotangent = b[None, :, None], normal(1, T, 2, D, seed=3, dtype=np.float32)
+    got, want = (f(heads, v)(cotangent)[0] for f in (jax.linear_transpose, lambda f, v: jax.vjp(f, v)[1]))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.structure
+def test_a_product_with_a_hessian_is_its_own_transpose():
+    q, k, v = SAME_SHAPE
+
+    def product(q_dot):
+        loss = lambda q: jnp.sum(jattn.attention(q, k, v, tile=(16, 16)) ** 2)  # noqa: E731
+        return jax.grad(lambda q: jax.jvp(loss, (q,), (q_dot,))[1])(q)
+
+    got, want = jax.linear_transpose(product, q)(v)[0], product(v)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    ("attend", "by"),
+    [
+        (lambda x, k, v: jattn.attention(x, k, v), "operand 0"),
+        (jax.jit(lambda x, k, v: jattn.attention(k, x, v)), "operand 1"),
+        (lambda x, k, v: jattn.attention(x, k, x), "operand 0 .* and operand 2"),
+        (lambda x, k, v: jax.jvp(lambda q: jattn.attention(q, k, x), (v,), (k,))[1], "operand 2"),
+    ],
+    ids=["queries", "keys", "queries and values", "values of a derivative"],
+)
+@pytest.mark.structure
+def test_attention_is_not_transposed_by_what_it_is_not_linear_in(attend, by):
+    x, k, v = SAME_SHAPE
+    with pytest.raises(ValueError, match=rf"as it is in v alone, got {by} .*Take .* jax\.vjp"):
+        jax.linear_transpose(lambda x: attend(x, k, v), x)(v)
 
 
 @pytest.mark.structure
