@@ -129,6 +129,20 @@ ONE_KEY = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
 TILE = "Pass (queries, keys), multiples of 16, as in tile=(256, 512)."
 AXES = "For one head without a batch call attention; map over further axes with jax.vmap."
 
+
+def without_notes(call):
+    """What a call refuses, without the lines that JAX adds about its own frames."""
+
+    def refused():
+        try:
+            call()
+        except ValueError as refusal:
+            refusal.__notes__ = []
+            raise
+
+    return refused
+
+
 TABLE = [
     # attention
     (attend(q="river"), TypeError, "attention: q must be an array of numbers in one shape, got q of type str. Pass a jax or NumPy array."),
@@ -140,6 +154,7 @@ TABLE = [
     (attend(q=whole(T, D)), TypeError, "attention: q must be floating point, got q int32[13, 5]. Convert it first: q.astype(jax.numpy.float32)."),
     (attend(v=ones(S, Dv, dtype=bool)), TypeError, "attention: v must be floating point, got v bool[17, 3]. Convert it first: v.astype(jax.numpy.float32)."),
     (attend(k=ones(S, D, dtype=np.complex64)), TypeError, "attention: k must be floating point, got k complex64[17, 5]. Convert it first: k.astype(jax.numpy.float32)."),
+    (without_notes(lambda: jax.linear_transpose(lambda q: jattn.attention(q, KEYS, V), Q)(ones(T, Dv))), ValueError, "linear_transpose: attention must be linear in what it is transposed by, as it is in v alone, got operand 0 [13, 5]. Take the derivative at a point: jax.vjp."),
     (attend(k=ones(S, 4)), ValueError, "attention: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 4]. Project one of them to the width of the other."),
     (attend(v=ones(16, Dv)), ValueError, "attention: k [S, D] and v [S, Dv] must agree in S, got k [17, 5] and v [16, 3]. Each key needs its one value: give k and v the same number of rows."),
     (attend(q=ones(T, 0), k=ones(S, 0)), ValueError, "attention: D must be at least 1, got q [13, 0] and k [17, 0]. Give q and k at least one column."),
