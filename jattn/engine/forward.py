@@ -29,15 +29,6 @@ class ReturnsPartial(BatchedFunction):
     """A function to (out, m, log_sum). m counts as a constant, and log_sum carries the derivative of lse."""
 
     @property
-    def leaf_numbers(self) -> Operands:
-        """The operands with the number of each leaf. Each class has its own."""
-        raise NotImplementedError
-
-    @property
-    def jointly_linear(self) -> tuple[frozenset[int], ...]:
-        return (frozenset({self.leaf_numbers.v}),)  # out = p·v, and lse does not depend on it
-
-    @property
     def constant_outputs(self) -> frozenset[int]:
         return frozenset({1})
 
@@ -71,6 +62,10 @@ class Forward(PlannedFunction, ReturnsPartial):
 
     def for_finite(self, examples: int = 1) -> ForFinite | None:
         return None if fits_one_tile(self.plan, self.leaf_numbers) else super().for_finite(examples)
+
+    @property
+    def jointly_linear(self) -> tuple[frozenset[int], ...]:
+        return (frozenset({self.leaf_numbers.v}),)  # out = p·v, and lse does not depend on it
 
     def tangent_function(self, argnums: tuple[int, ...]) -> Tangent:
         return Tangent(self.plan, self.tree, argnums)

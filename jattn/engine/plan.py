@@ -166,12 +166,6 @@ def repeat_last(x: jax.Array, n: Any) -> jax.Array:
     return jnp.where(there, x, jax.lax.stop_gradient(last))
 
 
-def leaf_numbers(tree: Any) -> Operands:
-    """The operands of that structure with its number for each leaf: which of them are there."""
-    numbers: Operands = jax.tree.unflatten(tree, range(tree.num_leaves))
-    return numbers
-
-
 def select_active(tree: Any, argnums: tuple[int, ...], xs: Any) -> Operands:
     """Operands that hold `xs` at the leaves `argnums`, those that are differentiated, and None elsewhere."""
     leaves: list[Any] = [None] * tree.num_leaves

@@ -14,7 +14,7 @@ import numpy as np
 from jattn._values import recomputed
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite
-from jattn.engine.plan import Operands, Plan, all_finite, leaf_numbers
+from jattn.engine.plan import Operands, Plan, all_finite
 from jattn.masks import EMPTY, FULL, PARTIAL, Spans
 
 PASSES = ((FULL, False), (PARTIAL, True))
@@ -46,7 +46,8 @@ class PlannedFunction(BatchedFunction):
     @property
     def leaf_numbers(self) -> Operands:
         """The operands with its number for each leaf: which of them are there."""
-        return leaf_numbers(self.tree)
+        numbers: Operands = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
+        return numbers
 
     def before_sums(self) -> BatchedFunction:
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, summed=True))

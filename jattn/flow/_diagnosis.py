@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
-from jattn._numerics import max_or_nan, promoted
+from jattn._numerics import match_varying_trees, max_or_nan, promoted
 from jattn._types import Array, Float
 from jattn._values import pytree
 from jattn.flow._closed import Objective, attention_steps
 from jattn.flow._margins import max_margin
-from jattn.flow._paths import Data, Now, Observe, Track, Trajectory, Tree, vary_as
+from jattn.flow._paths import Data, Now, Observe, Track, Trajectory, Tree
 from jattn.flow._pulls import pulls
 
 Read: TypeAlias = Callable[..., tuple[jax.Array, ...]]
@@ -141,8 +141,7 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
         q, k, v = _read("watch", read, now.params, now.data)
         r = _errors.number_of("watch", "target", target, len(k), "S").astype(jnp.int32)
         # Inside jax.shard_map a gradient by keys that all devices share would be summed over the devices.
-        q = vary_as(k, q)
-        k, v = vary_as(q, (k, v))
+        q, k, v = match_varying_trees(q, k, v)
 
         def by_parts(q: jax.Array, k: jax.Array) -> jax.Array:
             return objective(attention_steps(q[None], k, v))

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from jattn import _errors
-from jattn._numerics import on_explicit_mesh, promoted
+from jattn._numerics import match_varying_trees, on_explicit_mesh, promoted
 from jattn._types import Array, ArrayTree, Float, Integer
 from jattn._values import pytree
 from jattn.flow._looks import looks_at
@@ -105,7 +105,7 @@ class RunRule:
         sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, updates))
         broke = jnp.where(_finite(params), jnp.int32(-1), jnp.int32(0))
         # Inside jax.shard_map what starts as a constant must be said to differ between devices where `broke` does.
-        params, state, sums, step = vary_as(broke, (params, state, sums, jnp.int32(0)))
+        broke, params, state, sums, step = match_varying_trees(broke, params, state, sums, jnp.int32(0))
 
         def first() -> Tree:
             loss, grads = self._loss_and_grads(params, data)
@@ -375,22 +375,6 @@ def _as_after(caller: str, state: Tree, after: Tree) -> Tree:
 
 def _finite(tree: Tree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
-
-
-def _varying(x: jax.Array) -> frozenset[str]:
-    """The mesh axes that x varies over within jax.shard_map. The first name is that of JAX before 0.10."""
-    kind = jax.typeof(x)
-    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
-
-
-def vary_as(like: jax.Array, tree: Tree) -> Tree:
-    """Within jax.shard_map: `tree`, said to vary over every mesh axis that `like` varies over. Elsewhere: `tree`."""
-
-    def cast(x: jax.Array) -> jax.Array:
-        missing = tuple(_varying(like) - _varying(x))
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(cast, tree)
 
 
 def mapped_as(after: Callable[[], Tree], tree: Tree) -> Tree:

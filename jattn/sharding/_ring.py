@@ -23,7 +23,7 @@ from jattn._values import recomputed
 from jattn.engine.backward import Backward, sums_in
 from jattn.engine.batching import BatchedFunction, Linear, Vmapped, are_transposes, batched_call
 from jattn.engine.forward import Forward, ReturnsPartial
-from jattn.engine.plan import Operands, Plan, leaf_numbers
+from jattn.engine.plan import Plan
 from jattn.engine.tangent import Tangent
 from jattn.partials import merge_finished
 
@@ -148,8 +148,8 @@ class RingForward(_RingPass, ReturnsPartial):
     """The leaves of the operands → (out, m, log_sum), each [B, Hkv, G, T, ...]."""
 
     @property
-    def leaf_numbers(self) -> Operands:
-        return leaf_numbers(self.heads.tree)
+    def jointly_linear(self) -> tuple[frozenset[int], ...]:
+        return Forward(self.heads.plan, self.heads.tree).jointly_linear
 
     def tangent_function(self, argnums: tuple[int, ...]) -> BatchedFunction:
         return RingTangent(self.heads, self.ring, argnums)
@@ -235,7 +235,7 @@ class RingBackward(_RingDerivative):
     def run(self, kept: Keep, *xs: jax.Array) -> list[jax.Array]:
         heads = self.heads
         leaves, residuals, cts = self.split(xs)
-        captured = leaf_numbers(heads.tree).captured
+        captured = jax.tree.unflatten(heads.tree, range(len(leaves))).captured
         pullback = heads.each(
             Backward(heads.plan, heads.tree, self.argnums), [*self.nonlinear_levels, EACH, EACH], self.active_levels
         )
