@@ -48,7 +48,9 @@ WHY = MappingProxyType({
     "jax.experimental.ode.odeint": "the continuous gradient flow; diffrax would be one more dependency",
     "jax.experimental.pallas": "the language of kernels",
     "jax.experimental.pallas.tpu": "its memory spaces, scratch and compiler parameters for the TPU",
-    "jax.experimental.pallas.triton": "its compiler parameters for the GPU; deprecated since 0.11, compiled on 0.12",
+    "jax.experimental.pallas.triton": (
+        "its compiler parameters and one instruction for the GPU; deprecated since 0.11, compiled on 0.12"
+    ),
     "jax.extend.core.Primitive": (
         "a batched call with a batching rule and derivatives of its own; custom_vjp has no forward mode, custom_jvp "
         "no transpose, and custom_batching.custom_vmap no derivative of higher order"

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,18 +87,58 @@ def _below(x: jax.Array, top: jax.Array) -> jax.Array:
     return jnp.where(x >= top, 0, x - top)
 
 
-_in_kernel: ContextVar[dict[int, tuple[jax.Array, jax.Array]] | None] = ContextVar("in_kernel", default=None)
-"""While a kernel is traced, what `standing` made, by its id, beside what it was made of."""
+class _Kernel(NamedTuple):
+    """While a kernel is traced: what its compiler would not see by itself."""
+
+    exp: Callable[[jax.Array], jax.Array]
+    transposes: dict[int, tuple[jax.Array, jax.Array]]
+    """What `standing` made, by its id, beside what it was made of."""
+    sums: dict[int, tuple[jax.Array, ...]]
+    """What `total` made, by its id, beside its terms."""
+
+
+_in_kernel: ContextVar[_Kernel | None] = ContextVar("in_kernel", default=None)
 
 
 @contextlib.contextmanager
-def in_kernel() -> Iterator[None]:
-    """While a kernel is traced: its compiler does not know the primitive of `below`, and nothing differentiates it."""
-    token = _in_kernel.set({})
+def in_kernel(exp: Callable[[jax.Array], jax.Array] = jnp.exp) -> Iterator[None]:
+    """While a kernel is traced: its compiler does not know the primitive of `below`, and nothing differentiates it.
+
+    Args:
+      exp: how it computes the weights.
+    """
+    token = _in_kernel.set(_Kernel(exp, {}, {}))
     try:
         yield
     finally:
         _in_kernel.reset(token)
+
+
+def exp(x: jax.Array) -> jax.Array:
+    """The exponential of how far a logit is below the maximum, as a kernel computes it where one is traced."""
+    kernel = _in_kernel.get()
+    return jnp.exp(x) if kernel is None else kernel.exp(x)
+
+
+def total(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x + y, of which a kernel remembers the terms."""
+    found, kernel = x + y, _in_kernel.get()
+    if kernel is not None:
+        kernel.sums[id(found)] = found, x, y
+    return found
+
+
+def added(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x + y; in a kernel term by term, if `total` made y.
+
+    So a product of matrices may start from what it is added to, where that lies: Triton makes one of x + a·b, and not
+    of x + (a·b + c·d).
+    """
+    kernel = _in_kernel.get()
+    _, *terms = (y, y) if kernel is None else kernel.sums.get(id(y), (y, y))
+    for term in terms:
+        x = x + term
+    return x
 
 
 def standing(x: jax.Array) -> jax.Array:
@@ -107,17 +147,17 @@ def standing(x: jax.Array) -> jax.Array:
     The compiler of a TPU makes every transpose that it is told of, also one that is undone, or that a product could do
     without: where x is wanted, `transpose` and `tile.dot` take x itself.
     """
-    memo = _in_kernel.get()
-    assert memo is not None
+    kernel = _in_kernel.get()
+    assert kernel is not None
     found = x.T
-    memo[id(found)] = found, x
+    kernel.transposes[id(found)] = found, x
     return found
 
 
 def lying(x: jax.Array) -> jax.Array | None:
     """What x is the transpose of, if `standing` made it."""
-    memo = _in_kernel.get()
-    return memo[id(x)][1] if memo and id(x) in memo else None
+    kernel = _in_kernel.get()
+    return kernel.transposes[id(x)][1] if kernel is not None and id(x) in kernel.transposes else None
 
 
 def transpose(x: jax.Array) -> jax.Array:

@@ -114,8 +114,9 @@ def attention(
         `jattn.engine.tuning.tile_sizes`.
       implementation: None takes a kernel on a TPU and on an NVIDIA H100 or H200 if it has one for this call, and loops
         elsewhere; "loops" never takes a kernel; "kernel" takes one, of the TPU or of an NVIDIA GPU (there products of
-        float32 are TF32 unless jax.default_matmul_precision("highest") is set, and those of bfloat16 keep more), or
-        says why there is none where the program is lowered;
+        float32 are TF32 unless jax.default_matmul_precision("highest") is set, and those of a weight and a value in
+        bfloat16 keep more unless it is "bfloat16", which is faster), or says why there is none where the program is
+        lowered;
         "interpret" runs the kernel of the TPU operation by operation on any platform, slowly, to test with. "cudnn"
         has the value and the gradient, that of lse included, of NVIDIA's library, for what it knows: q, k and v in
         bfloat16 or float16 and of one width up to 128 (256 on a GPU of compute capability 9); a bias in the same dtype,

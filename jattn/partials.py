@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
-from jattn._numerics import below, finite_or_zero, promoted
+from jattn._numerics import added, below, exp, finite_or_zero, promoted
 from jattn._types import Partial
 
 
@@ -80,10 +80,10 @@ class SoftmaxState(NamedTuple):
         if nan_rows is not None:
             m += nan_rows
         top, minus = (m, jnp.subtract) if exact else (finite_or_zero(m), below)
-        p = jnp.exp((jnp.subtract if plain else minus)(logits, _beside_width(top, transposed)))
-        shrink = jnp.exp(minus(self.m, top))
+        p = exp((jnp.subtract if plain else minus)(logits, _beside_width(top, transposed)))
+        shrink = exp(minus(self.m, top))
         wide = _beside_width(shrink, transposed)
-        acc = jax.tree.map(lambda acc, more: acc * wide + more, self.acc, weighted_values(p))
+        acc = jax.tree.map(lambda acc, more: added(acc * wide, more), self.acc, weighted_values(p))
         return SoftmaxState(m, self.total * shrink + p.sum(**keys), acc)
 
     def finish(self, *, transposed: bool = False, exact: bool = False) -> tuple[Any, jax.Array, jax.Array]:

@@ -173,8 +173,8 @@ plant("dropout that depends on the tile", TILE, "axis.numbers.ravel()[0] // DROP
 plant("one tile for all pairs", "jattn/engine/tuning.py",
       "return q, even(S, max(most, most * most // q // TILE_MULTIPLE * TILE_MULTIPLE))", "return T, S",
       "tiles.py::test_tiles_are_even_and_pad_little")
-plant("weighted values not shrunk to a new maximum", PARTIALS, "acc * wide + more, self.acc",
-      "acc + more, self.acc", IN_TILES)
+plant("weighted values not shrunk to a new maximum", PARTIALS, "added(acc * wide, more)",
+      "added(acc, more)", IN_TILES)
 plant("a maximum of the logits that is differentiated", PARTIALS, "m = jax.lax.stop_gradient(jnp.maximum(self.m,",
       "m = (jnp.maximum(self.m,", "cache.py::test_a_gradient_does_not_ask_which_logit_was_the_largest")
 plant("the sum not shrunk to a new maximum", PARTIALS, "self.total * shrink + p.sum(**keys), acc",
@@ -233,8 +233,7 @@ plant("a backward pass that makes its own logits", BACKWARD,
 DLSE = "dlse - jnp.sum(dout * residuals.out, 1)"
 plant("a sign: plus ⟨dout, out⟩", BACKWARD, DLSE, DLSE.replace("-", "+"), SECOND)
 plant("a dropped cotangent of lse", BACKWARD, DLSE, DLSE.replace("dlse ", ""), OF_LSE)
-plant("a missing scale in dq", BACKWARD, 'None if fields["q"] is None else dq * scale',
-      'None if fields["q"] is None else dq', SECOND)
+plant("a missing scale in dq", BACKWARD, "(dq if scale_last else dq * scale)", "dq", SECOND)
 plant("a missing scale in dk", BACKWARD, "else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))",
       "else tiles.dot(ds, q)", SECOND)
 plant("the scale twice in its own cotangent", BACKWARD, "jnp.sum(dq * transpose(q))",
@@ -263,8 +262,8 @@ plant("no tangent of the sink", TANGENT, "lse_dot += residuals.sink_weight(plan)
       "lse_dot += 0", SECOND)
 plant("a sign in the tangent of out", TANGENT, "a - lse_dot[:, None] * jnp.where(live,",
       "a + lse_dot[:, None] * jnp.where(live,", SECOND)
-plant("weights of the backward pass that do not sum to one", TANGENT, "below(logits, self.m) - self.log_sum)",
-      "below(logits, self.m))", SECOND)
+plant("weights of the backward pass that do not sum to one", TANGENT, "(logits, self.m) - self.log_sum)",
+      "(logits, self.m))", SECOND)
 plant("a hidden key that is not finite among those of a gradient", TANGENT, "tile = here.zero(tile)", "pass",
       "one_head.py::test_a_nan_or_an_infinity_behind_a_mask_reaches_nothing")
 plant("a cotangent through a logit that is not finite", BACKWARD, "transposed=True, nonfinite=w.nonfinite)",
@@ -470,8 +469,8 @@ SPOILED = "kernels.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoi
 plant("in a kernel, a tile with a NaN taken for one without", KERNEL, "return found > 0", "return found > 3", SPOILED)
 plant("in a kernel, a query that met a NaN in another tile", KERNEL, "for row in rows:", "for row in ():",
       f"{SPOILED}[met by one document]")
-plant("in a kernel, a key whose products overflow taken for one of any other", KERNEL, "any_not(magnitude(k) < bound",
-      "any_not(magnitude(k) < jnp.inf", "kernels.py::test_what_overflows_behind_a_mask_reaches_nothing[k]")
+plant("in a kernel, a key whose products overflow taken for one of any other", KERNEL, "of_rows(k, bound, of_keys)",
+      "of_rows(k, math.inf, of_keys)", "kernels.py::test_what_overflows_behind_a_mask_reaches_nothing[k]")
 plant("in a kernel, every tile searched for what is not finite", TPU, "masked=True, finite=True",
       "masked=True, finite=False", "kernels.py::test_one_form_of_a_tile_alone_looks_for_what_is_not_finite")
 plant("in a kernel, narrow operands copied to where they fill registers", TPU, "shape[-1] % LANES != 0",
@@ -565,7 +564,7 @@ plant("in kernels of the GPU, an infinite cotangent of out read in 16 bits", "ja
       "kernels_gpu.py::test_of_16_bits_an_infinite_cotangent_is_that_of_the_loops_in_values")
 plant("in a kernel of the GPU, the last masked tile left out", GPU, "end = visited[place]", "end = visited[place] - 1",
       f"{ON_GPU}[lengths]")
-plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] > 0", "nonfinite[h] > 1",
+plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] == 0", "nonfinite[h] < 2",
       "kernels_gpu.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
 plant("in a kernel of the GPU, the part of a tile that is passed over left as it was", GPU,
       "loop(end, jnp.int32(grid.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
@@ -577,14 +576,23 @@ plant("what heads share rounded before it is summed", "jattn/engine/plan.py",
       "batching.py::test_the_cotangent_of_what_examples_share_is_summed_and_then_rounded")
 
 SUPPORT, LAYOUT = "jattn/engine/kernels/support.py", "jattn/engine/kernels/layout.py"
-ROUNDED = "kernels_gpu.py::test_of_16_bits_every_result_is_rounded_once_at_the_end[bfloat16]"
+SCALES = "kernels_gpu.py::test_of_16_bits_heads_that_share_their_keys_may_have_scales_of_their_own"
+ROUNDED = "kernels_gpu.py::test_of_16_bits_every_result_is_rounded_once_at_the_end[rounded-bfloat16]"
 plant("in a kernel of the GPU, weights rounded to 16 bits", TILE, "return high, (x - high.astype(x.dtype)).astype(",
       "return high, (0 * high).astype(", ROUNDED)
 plant("in a kernel of the GPU, a scaled query rounded to 16 bits", TILE,
       "(dot(k, q.T) if transposed else dot(q, k.T)) * scale",
       "dot(k, (q * scale.astype(q.dtype)).T) if transposed else dot(q * scale.astype(q.dtype), k.T)", ROUNDED)
+plant("in a kernel of the GPU, no scale in dq and dk", PASSES, "[carry[0] * operands[0].scale, *carry[1:]]", "carry",
+      ROUNDED)
 plant("in a kernel of the GPU, no scale in dk of 16 bits", BACKWARD, "tiles.dot(ds, q) * scale if",
-      "tiles.dot(ds, q) if", ROUNDED)
+      "tiles.dot(ds, q) if", SCALES)
+plant("in a kernel of the GPU, one scale for all heads that share their keys", PASSES,
+      "active.k is not None and set(x.scale.own) <= set(kept)", "active.k is not None", SCALES)
+plant("in a kernel of the GPU, products in bfloat16 not heeded", TILE, 'in ("bfloat16", "BF16_BF16_F32")', "in ()",
+      "kernels_gpu.py::test_products_asked_for_in_bfloat16_take_a_weight_in_one_part[bfloat16]")
+plant("in a kernel of the GPU, one term of a sum added", "jattn/_numerics.py", "        x = x + term\n    return x",
+      "        return x + term\n    return x", ROUNDED)
 plant("in a kernel of the GPU, positions of queries along the keys", LAYOUT, "axis(i, plan.q_tile, of_q,",
       "axis(i, plan.q_tile, 1 - of_q,", f"{ON_GPU}[lengths]")
 TAKEN = "kernels_gpu.py::test_the_kernel_of_the_gpu_is_taken_where_it_was_run_or_is_asked_for"

@@ -256,6 +256,92 @@ def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_me
         np.testing.assert_array_equal(np.isnan(g[1]).any(1), spoiled)
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("name", ["k", "v", "scale"])
+def test_what_overflows_behind_a_mask_reaches_nothing(name, interpreted):
+    x = {"q": normal(T, D, seed=0), "k": normal(S, D, seed=1), "v": normal(S, Dv, seed=2)}
+    x = {name: jnp.asarray(a, jnp.float32) for name, a in x.items()} | {"scale": jnp.float32(0.3)}
+    x[name] = jnp.float32(3e38) if name == "scale" else x[name].at[150].set(3e38)
+
+    def of(how):
+        def f(q, k, v):
+            more = {"scale": x["scale"], "mask": masks.lengths(None, 150), "tile": TILE}
+            return jattn.attention(q, k, v, return_lse=True, implementation=how, **more)
+
+        value, gradient = batch(f)(x["q"], x["k"], x["v"])
+        return value if name == "scale" else (value, gradient)
+
+    want = jax.tree.map(np.asarray, of("loops"))
+    assert_close(of(HOW), want)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(want)) or name == "scale"
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize(
+    ("large", "dtype"),
+    [(1e3, "float32"), (1e15, "float32"), (1e25, "float32"), (1e3, "bfloat16"), (1e15, "bfloat16")],
+)
+def test_logits_of_any_size_are_those_of_the_loops(large, dtype, interpreted):
+    """Up to 2³⁰ a difference from the maximum is a subtraction; beyond it, and where logits are infinite, a comparison
+    comes first."""
+    shapes, sizes = ((T, D), (S, D), (S, Dv)), (large, min(large, 1e15), 1)
+    q, k, v = (
+        jnp.asarray(n * normal(*shape, seed=i), dtype) for i, (shape, n) in enumerate(zip(shapes, sizes, strict=True))
+    )
+
+    def of(how):
+        f = lambda *x: jattn.attention(*x, mask=masks.causal(), tile=TILE, implementation=how, return_lse=True, **AT)  # noqa: E731
+        return [np.asarray(y, np.float32) for y in jax.jit(f)(q, k, v)]
+
+    for got, want in zip(of(HOW), of("loops"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=float(jnp.finfo(dtype).eps), atol=CLOSE * np.abs(v).max())
+
+
+@pytest.mark.structure
+def test_of_16_bits_heads_that_share_their_keys_may_have_scales_of_their_own(interpreted):
+    shapes = (3, T, D), (S, D), (S, Dv)
+    q, k, v = (jnp.asarray(normal(*shape, seed=i), jnp.bfloat16) for i, shape in enumerate(shapes))
+    scale, dout = jnp.asarray([0.2, 0.7, 1.3], jnp.float32), jnp.asarray(normal(3, T, Dv, seed=5), jnp.bfloat16)
+
+    def of(how):
+        one = functools.partial(jattn.attention, mask=masks.causal(), tile=TILE, implementation=how, **AT)
+        heads = jax.vmap(lambda q, k, v, scale: one(q, k, v, scale=scale), (0, None, None, 0))
+        pull = jax.jit(lambda *x: jax.vjp(lambda *x: heads(*x, scale), *x)[1](dout))
+        return [np.asarray(dx, np.float32) for dx in pull(q, k, v)]
+
+    for got, want in zip(of(HOW), of("loops"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2**-7, atol=CLOSE * np.abs(want).max())
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("precision", ["bfloat16", "BF16_BF16_F32"])
+def test_products_asked_for_in_bfloat16_take_a_weight_in_one_part(precision, interpreted):
+    shapes = (T, D), (S, D), (S, Dv), (T, Dv)
+    *x, dout = (jnp.asarray(normal(*shape, seed=i), jnp.bfloat16) for i, shape in enumerate(shapes))
+
+    def all_of(*x):
+        out, pull = jax.vjp(lambda *x: jattn.attention(*x, tile=TILE, implementation=HOW), *x)
+        return out, *pull(dout)
+
+    def of(precision):
+        with jax.default_matmul_precision(precision):
+            lowered = jax.jit(all_of).lower(*x)
+            return lowered.as_text().count("dot_general"), lowered.compile()(*x)
+
+    (many, exact), (few, rounded) = of(None), of(precision)
+    assert few < many
+    for a, b in zip(exact, rounded, strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert 0 < np.abs(a - b).max() <= 2**-6 * np.abs(a).max()
+
+
+def test_a_weight_is_out_by_a_rounding_of_its_logit():
+    x = -np.geomspace(1e-6, 87, 1000).astype(np.float32)
+    want = np.exp(x.astype(np.float64))
+    assert (np.abs(np.asarray(gpu._exp(x), np.float64) / want - 1) <= (1.5 * np.abs(x) + 4) * 2.0**-24).all()
+    assert (np.asarray(gpu._exp(np.float32([0, -np.inf]))) == [1, 0]).all()
+
+
 def test_of_16_bits_a_query_that_met_a_nan_passes_nothing_to_values_that_it_may_not_attend(interpreted):
     """Its cotangent is finite, and would be read as it is; so are those of queries that attend to nothing."""
     q, k, v = (jnp.asarray(normal(*shape, seed=i), jnp.bfloat16) for i, shape in enumerate([(T, D), (S, D), (S, Dv)]))

@@ -134,8 +134,14 @@ def rounded_as(plan: Plan, active: Operands, cotangents: Operands) -> list[jax.A
     return [a[tuple(map(slice, leaf.shape))].astype(plan.cotangent_dtype(leaf.dtype)) for a, leaf in pairs]
 
 
-def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, g: jax.Array) -> Operands:
-    """The parts of the cotangents of the active operands that one tile has, with axes as in `SUM_ROLES`."""
+def backward_tile(
+    plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, g: jax.Array, *, scale_last: bool = False
+) -> Operands:
+    """The parts of the cotangents of the active operands that one tile has, with axes as in `SUM_ROLES`.
+
+    Args:
+      scale_last: whether those of q and k are to be multiplied by the scale when they are summed.
+    """
     fields = active_fields(active, w.tile)
     q, k, scale = w.tile.q, w.tile.k, w.tile.scale
     q_nonfinite = k_nonfinite = None
@@ -156,10 +162,13 @@ def backward_tile(plan: Plan, w: Recomputed, active: Operands, dout: jax.Array, 
         dq = tiles.dot(k, ds, over=(0, 0))  # of the scaled query, [D, queries]
         dq = dq if q_nonfinite is None else jnp.where(q_nonfinite.T, 0, dq)
     if fields["k"] is not None:
-        dk = tiles.dot(ds, q) * scale if is_half(q) else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))
+        if scale_last:
+            dk = tiles.dot(ds, q)
+        else:
+            dk = tiles.dot(ds, q) * scale if is_half(q) else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))
         dk = dk if k_nonfinite is None else jnp.where(k_nonfinite, 0, dk)
     return Operands(
-        q=None if fields["q"] is None else dq * scale,
+        q=None if fields["q"] is None else (dq if scale_last else dq * scale),
         k=dk,
         v=None if active.v is None else w.at_finite_values(tiles.dot(w.drop(p), dout)),
         bias=dbias,

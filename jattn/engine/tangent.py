@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jattn._numerics import (
     below,
+    exp,
     finite_or_zero,
     lying,
     nan_where,
@@ -189,6 +190,8 @@ class Recomputed(NamedTuple):
     transposed: bool = True
     nonfinite: jax.Array | None = None
     """The pairs whose query or key was not finite, of operands that were made so."""
+    plain: bool = False
+    """Whether no logit is +∞, and none the result of a product that a compiler could fuse with "− m"."""
 
     @classmethod
     def of(
@@ -219,7 +222,7 @@ class Recomputed(NamedTuple):
 
     def probabilities(self, logits: jax.Array) -> jax.Array:
         """p, from the logits and the residuals. In a row that is NaN it is 0 of what the row may not attend."""
-        p = jnp.exp(below(logits, self.m) - self.log_sum)
+        p = exp((jnp.subtract if self.plain else below)(logits, self.m) - self.log_sum)
         finite = self.v_nonfinite is None and self.nonfinite is None
         return p if finite or self.allowed is None else jnp.where(self.allowed, p, 0)
 

@@ -22,6 +22,7 @@ from jattn._numerics import (
     nan_where,
     nonfinite_rows,
     of_first_example,
+    total,
     transpose,
     zero_nonfinite_rows,
 )
@@ -144,7 +145,7 @@ def dot(a: jax.Array, b: jax.Array, *, over: tuple[int, int] = (1, 0)) -> jax.Ar
 
     A kernel of the GPU leaves what it reads in 16 bits as it is, for its tensor cores: the products of two such factors
     are exact in float32. A factor of float32 beside one of bfloat16 is the sum of two of bfloat16, of 8 bits each; as
-    one in TF32 it would keep 11.
+    one in TF32 it would keep 11. `jax.default_matmul_precision("bfloat16")` makes it one of bfloat16.
     """
     a_lying, b_lying = lying(a), lying(b)
     if a_lying is not None and over[0] == 0:
@@ -154,17 +155,16 @@ def dot(a: jax.Array, b: jax.Array, *, over: tuple[int, int] = (1, 0)) -> jax.Ar
     dims = (((over[0],), (over[1],)), ((), ()))
     if a.dtype == b.dtype:
         return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32 if is_half(a) else None)
-    if jnp.bfloat16 not in (a.dtype, b.dtype) or _in_float32():
+    config: Any = jax.config
+    precision = config.jax_default_matmul_precision
+    if jnp.bfloat16 not in (a.dtype, b.dtype) or precision in ("highest", "float32"):
         return jax.lax.dot_general(a.astype(jnp.float32), b.astype(jnp.float32), dims)
+    if precision in ("bfloat16", "BF16_BF16_F32"):
+        narrow = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
+        return jax.lax.dot_general(*narrow, dims, preferred_element_type=jnp.float32)
     pairs = zip(_parts(a), _parts(b), strict=True)
     high, low = (jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32) for a, b in pairs)
-    return high + low
-
-
-def _in_float32() -> bool:
-    """Whether products are asked for as exact as float32 has them."""
-    config: Any = jax.config
-    return config.jax_default_matmul_precision in ("highest", "float32")
+    return total(low, high)
 
 
 def _parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -159,18 +159,26 @@ GPU_SMALL_TILES = ((32, 16), (16, 16))
 of an array for each pair, and where a derivative pass of narrower ones has such a score; the second where both are."""
 
 GPU_STAGES = 2
-"""Tiles whose loads are under way at a time there: one, while another is worked on. In 16 bits the forward pass has one
-more, which saves it 6 % on an H200, and the backward pass of heads of up to 64, which saves 4 %; not that of wider
-ones, of which tiles of 32 × 64 take 12 % longer with one more."""
+"""Tiles whose loads are under way at a time there: one, while another is worked on."""
 
 
-def gpu_warps(q_tile: int, k_tile: int, *, busy: bool) -> int:
+def gpu_stages(kernel: str, width: int, *, half: bool) -> int:
+    """The same of a kernel, by its name, the widest of its operands, and whether they are all of 16 bits.
+
+    Then one more saves 1 to 10 % on an H200, but for the tangent pass and the cotangent of q of heads wider than 64,
+    for which it does not fit.
+    """
+    return GPU_STAGES + (half and (width <= 64 or kernel in ("jattn_forward", "jattn_backward_kv")))
+
+
+def gpu_warps(q_tile: int, k_tile: int, width: int, *, busy: bool) -> int:
     """Warps of a program there, 32 threads each.
 
-    On an H200 eight take 1.5 to 3 times as long as four with the same tile of up to 64 × 64. `busy`: where dropout
-    draws for each pair or the score looks up an entry for each, four have too few registers.
+    On an H200 eight take 1.2 to 3 times as long as four with tiles of up to 64 × 64, and of up to 128 × 64 with heads
+    of up to 64; with larger ones four have too few registers. `busy`: likewise where dropout draws for each pair or the
+    score looks up an entry for each.
     """
-    return 8 if busy or q_tile * k_tile > 64 * 64 else 4
+    return 8 if busy or q_tile * k_tile * width > 128 * 64 * 64 else 4
 
 
 GPU_TILE_SIZES = (16, 32, 64, 128)

@@ -1,9 +1,10 @@
 """A kernel as a program of an NVIDIA GPU: Pallas, in the form that Triton compiles.
 
 Each program of the grid has one outer tile, and loops over the inner tiles that it visits: first those without a mask,
-then those with one, from a table that lists them. The carry of the fold are values of that loop, held in registers.
+then those with one, from a table that lists them; where a head holds what is not finite, all as tiles that are searched
+for it. The carry of the fold are values of that loop, held in registers.
 Products are on tensor cores: of two factors in 16 bits exactly, of one in two parts (`tile.dot`), of float32 in TF32;
-jax.default_matmul_precision("highest") makes them float32, and slow.
+jax.default_matmul_precision("highest") makes them float32, and slow, "bfloat16" one part.
 """
 
 import dataclasses
@@ -16,11 +17,15 @@ import numpy as np
 
 from jattn._jax import ManualAxisType, triton
 from jattn._jax import pallas as pl
-from jattn._numerics import in_kernel, is_half, nonfinite_rows
+from jattn._numerics import in_kernel, is_half
 from jattn._values import Table
 from jattn.engine import tuning
 from jattn.engine.kernels.layout import Kernel, Leaf
 from jattn.masks import EMPTY, FULL
+
+LARGEST_LOGIT = 2.0**30
+"""Where logits are no larger, their difference from a maximum is at most 64 off if a compiler makes one multiply-add of
+scaling and subtraction: the weights of all keys of a query are then off by one factor, and none overflows."""
 
 
 class Visits(NamedTuple):
@@ -34,7 +39,8 @@ class Visits(NamedTuple):
     visited: Any
     """How many are not EMPTY."""
     nonfinite: jax.Array
-    """Whether some row of q, k or v that a head reads is non-finite: then it visits every tile as a masked one."""
+    """Whether q, k or v of a head is one of `Call.nonfinite_heads`: then every tile is searched for what is not finite,
+    as a masked one."""
 
     @classmethod
     def of(cls, kernel: Kernel) -> "Visits":
@@ -43,9 +49,8 @@ class Visits(NamedTuple):
         order = xp.argsort(FULL - states.array, axis=2, stable=True)
         counts = [found.sum(2).astype(np.int32) for found in (states.array == FULL, states.array != EMPTY)]
         flags = []
-        for leaf in (kernel.call.x.q, kernel.call.x.k, kernel.call.x.v):
-            rows = jax.vmap(nonfinite_rows)(leaf.array)
-            flags.append(kernel.call.spread(dataclasses.replace(leaf, array=rows.any((1, 2)))))
+        for leaf in kernel.call.nonfinite_heads(kernel.rows, LARGEST_LOGIT):
+            flags.append(kernel.call.spread(dataclasses.replace(leaf, array=leaf.array > 0)))
         spoiled = jnp.broadcast_to(flags[0] | flags[1] | flags[2], grid.sizes).any(grid.shared)
         small = np.int16 if grid.inner < 2**15 else np.int32
         order, full, visited = (jnp.asarray(x).reshape(-1) for x in (order.astype(small), *counts))
@@ -64,6 +69,8 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
     def body(order: Any, full: Any, visited: Any, nonfinite: Any, *refs: Any) -> None:
         ins, outs = refs[:n_in], refs[n_in:]
         h, a = pl.program_id(0), pl.program_id(1)
+        if not grid.keys_outer:  # the last queries first: beneath a causal mask they take longest
+            a = grid.outer - 1 - a
 
         def load(want: bool, b: Any, i: Any, j: Any) -> list[Any]:
             """The blocks of the leaves that are the same at every step, or of those that are not; else None."""
@@ -87,11 +94,11 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
 
                 return jax.lax.fori_loop(begin, end, numbered, carry)
 
-            def visit(masked: bool) -> Callable[..., Any]:
+            def visit(masked: bool, finite: bool) -> Callable[..., Any]:
                 def step(carry: Any, i: Any, j: Any) -> Any:
                     more = load(False, b, i, j)
                     blocks = [y if x is None else x for x, y in zip(at_start, more, strict=True)]
-                    after, of_tile = kernel.visit(jax.tree.unflatten(tree, blocks), carry, i, j, masked, False)
+                    after, of_tile = kernel.visit(jax.tree.unflatten(tree, blocks), carry, i, j, masked, finite)
                     for ref, role, value in zip(outs[n_sums:], roles[n_sums:], of_tile, strict=True):
                         store(ref, role, i, j, value)
                     return tuple(after)
@@ -105,9 +112,11 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
                 return carry
 
             end = visited[place]
-            unmasked = jnp.where(nonfinite[h] > 0, 0, full[place])
-            carry = loop(jnp.int32(0), unmasked, visit(False), carry)
-            carry = loop(unmasked, end, visit(True), carry)
+            finite = nonfinite[h] == 0
+            unmasked, masked = jnp.where(finite, full[place], 0), jnp.where(finite, end, 0)
+            carry = loop(jnp.int32(0), unmasked, visit(False, True), carry)
+            carry = loop(unmasked, masked, visit(True, True), carry)
+            carry = loop(masked, end, visit(True, False), carry)
             return loop(end, jnp.int32(grid.inner), nothing, carry) if kernel.of_tile else carry
 
         carry = tuple(kernel.start(jax.tree.unflatten(tree, at_start)))
@@ -116,11 +125,12 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
             carry = of_head(jnp.int32(0), carry)
         else:
             carry = jax.lax.fori_loop(jnp.int32(0), jnp.int32(heads), of_head, carry)
-        for ref, y, value in zip(outs[:n_sums], kernel.outputs, kernel.finish(carry), strict=False):
+        values = kernel.finish(carry, jax.tree.unflatten(tree, at_start))
+        for ref, y, value in zip(outs[:n_sums], kernel.outputs, values, strict=False):
             store(ref, y.role, a, a, value.T if y.across else value)
 
     def traced(*refs: Any) -> None:
-        with in_kernel():
+        with in_kernel(_exp if interpret else _exp_by_instruction):
             body(*refs)
 
     # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
@@ -137,15 +147,31 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
     )
 
 
+LOG2_E = 1.4426950408889634
+
+
+def _exp(x: jax.Array) -> jax.Array:
+    """e^x, as 2^(x·log₂e): x ≤ 0 is a difference of logits, and weights are out by up to 1.5·|x|·2⁻²⁴ of themselves."""
+    return jnp.exp2(x * LOG2_E)
+
+
+def _exp_by_instruction(x: jax.Array) -> jax.Array:
+    """The same, by one instruction, to 2⁻²² of itself, and 0 below 2⁻¹²⁶. That of CUDA's library takes ten."""
+    y = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    asm, args = "ex2.approx.ftz.f32 $0, $1;", [x * LOG2_E]
+    found: Sequence[jax.Array] = triton.elementwise_inline_asm(
+        asm, args=args, constraints="=f,f", pack=1, result_shape_dtypes=[y]
+    )
+    return found[0]
+
+
 def _warps_and_stages(kernel: Kernel) -> tuple[int, int]:
     call = kernel.call
-    looks_up = any(leaf.role.startswith("n") for leaf in call.x.captured)
-    warps = tuning.gpu_warps(call.plan.q_tile, call.plan.k_tile, busy=call.x.dropout is not None or looks_up)
-    deep = kernel.name == "jattn_forward" or (
-        kernel.name.startswith("jattn_backward") and call.x.q.array.shape[2] <= 64
-    )
-    more = deep and all(is_half(x.array) for x in (call.x.q, call.x.k, call.x.v))
-    return warps, tuning.GPU_STAGES + more
+    x, plan = call.x, call.plan
+    width, half = max(x.q.array.shape[2], x.v.array.shape[2]), all(is_half(leaf.array) for leaf in (x.q, x.k, x.v))
+    looks_up = any(leaf.role.startswith("n") for leaf in x.captured)
+    warps = tuning.gpu_warps(plan.q_tile, plan.k_tile, width, busy=x.dropout is not None or looks_up)
+    return warps, tuning.gpu_stages(kernel.name, width, half=half)
 
 
 def _is_fixed(kernel: Kernel, leaf: Leaf) -> bool:

@@ -240,24 +240,37 @@ class Call:
 
         A query of which the forward pass found a NaN (`rows`) makes its tile one of them: it met one in another tile.
         """
-        plan, x = self.plan, self.x
-        largest = float(jnp.finfo(plan.dtype).max) / 16
-        bound = math.sqrt(largest / x.q.array.shape[2])  # |⟨q, k⟩| ≤ D · max |q| · max |k|
+        plan = self.plan
+        return self._nonfinite(rows, (plan.q_tiles, plan.k_tiles))
+
+    def nonfinite_heads(self, rows: Sequence[Leaf], largest: float) -> list[Leaf]:
+        """The same of whole heads, or whether a product of q and k could exceed `largest`."""
+        return self._nonfinite(rows, (1, 1), largest)
+
+    def _nonfinite(self, rows: Sequence[Leaf], tiles: tuple[int, int], largest: float = math.inf) -> list[Leaf]:
+        plan, x, (of_queries, of_keys) = self.plan, self.x, tiles
+        most = float(jnp.finfo(plan.dtype).max) / 16
+        # |⟨q, k⟩| ≤ D · max |q| · max |k|
+        bound, bound_of_v = (math.sqrt(n / x.q.array.shape[2]) for n in (min(most, largest), most))
 
         def any_not(holds: jax.Array, n: int) -> jax.Array:
-            return ~holds.reshape(n, -1).all(1)  # no comparison with a NaN holds
+            return ~holds.reshape(n, -1).all(1)
+
+        def of_rows(x: jax.Array, bound: float, n: int) -> jax.Array:
+            # No comparison with a NaN holds. Row by row first, by a sum: a GPU reads each where it lies.
+            return any_not(jnp.sum(~(magnitude(x) < bound), -1, dtype=jnp.int32) == 0, n)
 
         def magnitude(a: jax.Array) -> jax.Array:
             return jnp.abs(a.astype(plan.dtype))
 
         def of_q(q: jax.Array, scale: jax.Array, *rows: jax.Array) -> jax.Array:
-            found = any_not(magnitude(q) * jnp.maximum(magnitude(scale), 1) < bound, plan.q_tiles)
+            found = of_rows(magnitude(q) * jnp.maximum(magnitude(scale), 1), bound, of_queries)
             for row in rows:
-                found |= any_not(~jnp.isnan(row), plan.q_tiles)
+                found |= any_not(~jnp.isnan(row), of_queries)
             return found
 
-        of_k = lambda k: any_not(magnitude(k) < bound, plan.k_tiles)  # noqa: E731
-        of_v = lambda v: any_not(magnitude(v) < bound / plan.S, plan.k_tiles)  # noqa: E731
+        of_k = lambda k: of_rows(k, bound, of_keys)  # noqa: E731
+        of_v = lambda v: of_rows(v, bound_of_v / plan.S, of_keys)  # noqa: E731
         found = self.over_levels(of_q, x.q, x.scale, *rows), self.over_levels(of_k, x.k), self.over_levels(of_v, x.v)
         return [dataclasses.replace(y, array=y.array.astype(jnp.int32).reshape(-1)) for y in found]
 
@@ -353,8 +366,9 @@ class Kernel:
     visit: Callable[[Any, Sequence[jax.Array], Any, Any, bool, bool], tuple[Sequence[jax.Array], Sequence[jax.Array]]]
     """operands, carry, i, j, masked, finite → the carry after tile (i, j), and what that tile alone has; `finite`: its
     tiles of q, k and v are none of `Call.nonfinite_tiles`."""
-    finish: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
-    """The carry after all tiles → the outputs but those to which every tile has its own part, which come last."""
+    finish: Callable[[Sequence[jax.Array], Any], Sequence[jax.Array]]
+    """The carry after all tiles, and on a GPU the operands as at the start → the outputs but those to which every tile
+    has its own part, which come last."""
 
     rows: Sequence[Leaf] = ()
     """What the forward pass found of each query."""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import as_it_lies, below, finite_or_zero, is_half, standing, zero_nonfinite_rows
+from jattn._numerics import added, as_it_lies, below, finite_or_zero, is_half, standing, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
@@ -68,8 +68,7 @@ def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
     call = Call(plan_of(fun, levels, xs, FORWARD), fun.tree, levels, xs, over_keys=True)
     plan, nq, T, Dv = call.plan, call.plan.q_tile, call.plan.q_rows, call.x.v.array.shape[2]
     across = {"transposed": call.transposed}
-    # Logits that are sums of products alone: of a finite tile none is infinite.
-    sums = plan.score is None and call.x.bias is None and call.x.sink is None and call.x.q.array.shape[2] > 1
+    sums = are_sums(call) and call.x.sink is None
     shapes = [(1, nq), (1, nq), (Dv, nq)] if call.transposed else [(nq,), (nq,), (nq, Dv)]
 
     def start(x: Operands) -> Carry:
@@ -84,7 +83,7 @@ def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
         # A tile with a non-finite row is visited as a masked one.
         return forward_full_tile(plan, state, tile, lambda products: None, **how), ()
 
-    def finish(carry: Carry) -> Carry:
+    def finish(carry: Carry, x: Any) -> Carry:
         out, m, log_sum = SoftmaxState(*carry).finish(**across)
         # The maximum of a GPU passes over NaN, and the sum does not.
         out += jnp.sum(out * 0, 0 if call.transposed else 1, keepdims=True)
@@ -103,8 +102,13 @@ def zeros(shapes: Sequence[tuple[int, ...]], dtype: Any) -> Callable[[Any], Carr
     return lambda _: [jnp.zeros(shape, dtype) for shape in shapes]
 
 
+def times_scale(scale_last: bool, carry: Carry, operands: Any) -> Carry:
+    """The sums, the first of them times the scale where no tile was multiplied by it."""
+    return [carry[0] * operands[0].scale, *carry[1:]] if scale_last else carry
+
+
 def add(carry: Carry, parts: Sequence[Any]) -> Carry:
-    return [total + part for total, part in zip(carry, parts, strict=True)]
+    return [added(total, part) for total, part in zip(carry, parts, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,7 +145,13 @@ def recomputed(
     v, v_nonfinite = zero_nonfinite_rows(tile.v) if masked and not finite else (tile.v, None)
     m, log_sum = rows
     factors = tiles.dropout_factors(call.plan, tile, transposed=call.transposed)
-    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, factors, v, v_nonfinite, call.transposed)
+    plain = finite and call.plan.platform == "gpu" and are_sums(call)
+    return Recomputed(tile, allowed, finite_or_zero(m), log_sum, factors, v, v_nonfinite, call.transposed, plain=plain)
+
+
+def are_sums(call: Call) -> bool:
+    """Whether logits are sums of products alone: of a finite tile none is infinite."""
+    return call.plan.score is None and call.x.bias is None and call.x.q.array.shape[2] > 1
 
 
 def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
@@ -161,7 +171,7 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
         a, lse_dot = tangent_tile(dataclasses.replace(plan, finite=finite), w, call.tile(x_dot, i, j))
         return add(carry, (a, lse_dot.reshape(shapes[1]))), ()
 
-    def finish(carry: Carry) -> Carry:
+    def finish(carry: Carry, x: Any) -> Carry:
         a, lse_dot = carry
         return a, lse_dot.reshape(1, nq)
 
@@ -267,7 +277,9 @@ class Pullback:
         rows = call.lay(dout, "qd"), call.row(g), call.row(live.astype(call.plan.dtype))
         return cls(call, saved, g, (call.x, saved.rows, *rows), run)
 
-    def tile(self, operands: Any, i: Any, j: Any, masked: bool, finite: bool, active: Operands) -> Operands:
+    def tile(
+        self, operands: Any, i: Any, j: Any, masked: bool, finite: bool, active: Operands, *, scale_last: bool
+    ) -> Operands:
         """The parts of the cotangents of the active operands that one tile has.
 
         Where the scale is active, that of q is of the scaled query, from which both can be had. An active scalar that
@@ -289,7 +301,7 @@ class Pullback:
             scaled = as_it_lies(lambda q: q * w.tile.scale, wide(self.call.plan, w.tile.q))
             w = w._replace(tile=w.tile._replace(q=scaled, scale=jnp.float32(1)))
         plan = dataclasses.replace(self.call.plan, finite=finite)
-        return backward_tile(plan, w, active._replace(scale=None), dout, g)
+        return backward_tile(plan, w, active._replace(scale=None), dout, g, scale_last=scale_last)
 
     def sides(self, active: Operands) -> tuple[Operands, Operands]:
         """The active operands whose cotangents a query tile sums, and those of which a key tile does."""
@@ -317,13 +329,14 @@ class Pullback:
         outputs += [Output((1, T + plan.k_rows), "o", plan.dtype)] * len(at_offsets)
 
         def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool, finite: bool) -> tuple[Carry, Carry]:
-            parts = self.tile(operands, i, j, masked, finite, wanted)
+            parts = self.tile(operands, i, j, masked, finite, wanted, scale_last=scale_last)
             of = dict(zip(active.captured, parts.captured, strict=True))
             of_tile = [] if active.bias is None else [parts.bias.T]
             sums = [parts.q, *(of[i] for i in captured)]
             of_offsets = [sums_of_diagonals(of[i].astype(plan.dtype)) for i in at_offsets]
             return add(carry, sums), [*of_tile, *of_offsets]
 
+        scale_last = plan.platform == "gpu" and active.scale is None
         grid = Grid(plan, call.sizes, every, keys_outer=False)
         shapes = [(D, nq), *((n, nq) for n in entries)]
         kernel = Kernel(
@@ -335,7 +348,7 @@ class Pullback:
             shapes,
             zeros(shapes, plan.dtype),
             visit,
-            lambda carry: carry,
+            partial(times_scale, scale_last),
             self.saved.rows,
             of_tile=int(active.bias is not None),
             of_offsets=len(at_offsets),
@@ -373,13 +386,15 @@ class Pullback:
         ]
 
         def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool, finite: bool) -> tuple[Carry, Carry]:
-            parts = self.tile(operands, i, j, masked, finite, active)
+            parts = self.tile(operands, i, j, masked, finite, active, scale_last=scale_last)
             return add(carry, [part for part in (parts.k, parts.v, *parts.captured) if part is not None]), ()
 
         grid = Grid(plan, call.sizes, kept, keys_outer=True)
         shapes = [(plan.k_tile, D) for D in widths]
         start = zeros(shapes, plan.dtype)
-        finish: Callable[[Carry], Carry] = lambda carry: carry  # noqa: E731
+        # Where heads that share the keys have scales of their own, each tile is scaled.
+        scale_last = plan.platform == "gpu" and active.k is not None and set(x.scale.own) <= set(kept)
+        finish = partial(times_scale, scale_last)
         kernel = Kernel(BACKWARD_KV, call, grid, self.operands, outputs, shapes, start, visit, finish, self.saved.rows)
         return {
             i: (y[:, : plan.S, 0] if leaf.role == "k" else y[:, : plan.S], kept)

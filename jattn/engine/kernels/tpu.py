@@ -98,7 +98,7 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
             pl.when(state == EMPTY)(lambda: store(of_tile, [jnp.zeros_like(ref) for ref in of_tile]))
 
         def finish() -> None:
-            values = kernel.finish([ref[...] for ref in carry])
+            values = kernel.finish([ref[...] for ref in carry], None)
             turned = (y.across != (leaf.role != y.role) for y, leaf in zip(kernel.outputs, out, strict=True))
             store(outs[:n_sums], [value.T if turn else value for value, turn in zip(values, turned, strict=False)])
 
