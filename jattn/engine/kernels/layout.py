@@ -257,8 +257,10 @@ class Call:
             return ~holds.reshape(n, -1).all(1)
 
         def of_rows(x: jax.Array, bound: float, n: int) -> jax.Array:
-            # No comparison with a NaN holds. Row by row first, by a sum: a GPU reads each where it lies.
-            return any_not(jnp.sum(~(magnitude(x) < bound), -1, dtype=jnp.int32) == 0, n)
+            holds = magnitude(x) < bound  # no comparison with a NaN does
+            if plan.platform == "gpu":  # row by row first: at once, of heads that lie between, XLA's takes .1 ms more
+                holds = jnp.sum(~holds, -1, dtype=jnp.int32) == 0
+            return any_not(holds, n)
 
         def magnitude(a: jax.Array) -> jax.Array:
             return jnp.abs(a.astype(plan.dtype))
