@@ -93,8 +93,8 @@ class _Kernel(NamedTuple):
     exp: Callable[[jax.Array], jax.Array]
     transposes: dict[int, tuple[jax.Array, jax.Array]]
     """What `standing` made, by its id, beside what it was made of."""
-    sums: dict[int, tuple[jax.Array, ...]]
-    """What `total` made, by its id, beside its terms."""
+    sums: dict[int, tuple[jax.Array, jax.Array, jax.Array]]
+    """What `sum_of` made, by its id, beside its terms."""
 
 
 _in_kernel: ContextVar[_Kernel | None] = ContextVar("in_kernel", default=None)
@@ -120,7 +120,7 @@ def exp(x: jax.Array) -> jax.Array:
     return jnp.exp(x) if kernel is None else kernel.exp(x)
 
 
-def total(x: jax.Array, y: jax.Array) -> jax.Array:
+def sum_of(x: jax.Array, y: jax.Array) -> jax.Array:
     """x + y, of which a kernel remembers the terms."""
     found, kernel = x + y, _in_kernel.get()
     if kernel is not None:
@@ -129,16 +129,16 @@ def total(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def added(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x + y; in a kernel term by term, if `total` made y.
+    """x + y; in a kernel term by term, if `sum_of` made y.
 
     So a product of matrices may start from what it is added to, where that lies: Triton makes one of x + a·b, and not
     of x + (a·b + c·d).
     """
     kernel = _in_kernel.get()
-    _, *terms = (y, y) if kernel is None else kernel.sums.get(id(y), (y, y))
-    for term in terms:
-        x = x + term
-    return x
+    if kernel is None or id(y) not in kernel.sums:
+        return x + y
+    _, first, second = kernel.sums[id(y)]
+    return added(added(x, first), second)
 
 
 def standing(x: jax.Array) -> jax.Array:

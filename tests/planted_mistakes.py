@@ -591,8 +591,8 @@ plant("in a kernel of the GPU, one scale for all heads that share their keys", P
       "active.k is not None and set(x.scale.own) <= set(kept)", "active.k is not None", SCALES)
 plant("in a kernel of the GPU, products in bfloat16 not heeded", TILE, 'in ("bfloat16", "BF16_BF16_F32")', "in ()",
       "kernels_gpu.py::test_products_asked_for_in_bfloat16_take_a_weight_in_one_part[bfloat16]")
-plant("in a kernel of the GPU, one term of a sum added", "jattn/_numerics.py", "        x = x + term\n    return x",
-      "        return x + term\n    return x", ROUNDED)
+plant("in a kernel of the GPU, one term of a sum added", "jattn/_numerics.py", "return added(added(x, first), second)",
+      "return added(x, first)", ROUNDED)
 plant("in a kernel of the GPU, positions of queries along the keys", LAYOUT, "axis(i, plan.q_tile, of_q,",
       "axis(i, plan.q_tile, 1 - of_q,", f"{ON_GPU}[lengths]")
 TAKEN = "kernels_gpu.py::test_the_kernel_of_the_gpu_is_taken_where_it_was_run_or_is_asked_for"

@@ -23,6 +23,7 @@ from jattn._numerics import (
     nan_where,
     nonfinite_rows,
     standing,
+    sum_of,
     zero_nonfinite_rows,
 )
 from jattn.engine import tile as tiles
@@ -334,5 +335,5 @@ def tangent_tile(plan: Plan, w: Recomputed, tile_dot: Tile) -> list[jax.Array]:
     p_dot = p * logits_dot
     a = weighted(w.drop(p_dot), w.v)
     if tile_dot.v is not None:
-        a += weighted(w.drop(p), w.at_finite_values(tile_dot.v))
+        a = sum_of(a, weighted(w.drop(p), w.at_finite_values(tile_dot.v)))
     return [a, p_dot.sum(0 if w.transposed else 1)]

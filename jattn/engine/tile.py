@@ -22,7 +22,7 @@ from jattn._numerics import (
     nan_where,
     nonfinite_rows,
     of_first_example,
-    total,
+    sum_of,
     transpose,
     zero_nonfinite_rows,
 )
@@ -164,7 +164,7 @@ def dot(a: jax.Array, b: jax.Array, *, over: tuple[int, int] = (1, 0)) -> jax.Ar
         return jax.lax.dot_general(*narrow, dims, preferred_element_type=jnp.float32)
     pairs = zip(_parts(a), _parts(b), strict=True)
     high, low = (jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32) for a, b in pairs)
-    return total(low, high)
+    return sum_of(low, high)
 
 
 def _parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
