@@ -162,13 +162,15 @@ GPU_STAGES = 2
 """Tiles whose loads are under way at a time there: one, while another is worked on."""
 
 
-def gpu_stages(kernel: str, width: int, *, half: bool) -> int:
-    """The same of a kernel, by its name, the widest of its operands, and whether they are all of 16 bits.
+def gpu_stages(kernel: str, width: int, *, half: bool, shared: bool) -> int:
+    """The same of a kernel, by its name and the widest of its operands.
 
-    Then one more saves 1 to 10 % on an H200, but for the tangent pass and the cotangent of q of heads wider than 64,
-    for which it does not fit.
+    One more saves 1 to 10 % on an H200 where all operands are of 16 bits (`half`) and two programs still find room in
+    the shared memory of a multiprocessor: not those of the tangent pass and of the cotangent of q with heads wider than
+    64, nor, of these, that of dk and dv where several heads of queries share their keys (`shared`).
     """
-    return GPU_STAGES + (half and (width <= 64 or kernel in ("jattn_forward", "jattn_backward_kv")))
+    wide = kernel == "jattn_forward" or (kernel == "jattn_backward_kv" and not shared)
+    return GPU_STAGES + (half and (width <= 64 or wide))
 
 
 def gpu_warps(q_tile: int, k_tile: int, width: int, *, busy: bool) -> int:
