@@ -589,6 +589,9 @@ plant("in a kernel of the GPU, no scale in dk of 16 bits", BACKWARD, "tiles.dot(
       "tiles.dot(ds, q) if", SCALES)
 plant("in a kernel of the GPU, one scale for all heads that share their keys", PASSES,
       "active.k is not None and set(x.scale.own) <= set(kept)", "active.k is not None", SCALES)
+plant("in a kernel of the GPU, no room for heads that share their keys", GPU,
+      "kernel.grid.count(kernel.grid.shared) > 1 or", "False or",
+      "kernels_gpu.py::test_dk_and_dv_have_room_where_no_heads_share_their_keys[4-crowded1]")
 plant("in a kernel of the GPU, products in bfloat16 not heeded", TILE, 'in ("bfloat16", "BF16_BF16_F32")', "in ()",
       "kernels_gpu.py::test_products_asked_for_in_bfloat16_take_a_weight_in_one_part[bfloat16]")
 plant("in a kernel of the GPU, one term of a sum added", "jattn/_numerics.py", "return added(added(x, first), second)",

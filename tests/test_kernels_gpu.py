@@ -337,6 +337,25 @@ def test_products_asked_for_in_bfloat16_take_a_weight_in_one_part(precision, int
         assert 0 < np.abs(a - b).max() <= 2**-6 * np.abs(a).max()
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize(("heads", "crowded"), [(2, {False, True}), (4, {True})])
+def test_dk_and_dv_have_room_where_no_heads_share_their_keys(heads, crowded, interpreted, monkeypatch):
+    """And where the cotangent of out is of 16 bits: a gradient holds the kernels of both."""
+    said, stages = set(), tuning.gpu_stages
+
+    def spied(kernel, width, **how):
+        said.update({how["crowded"]} if kernel == "jattn_backward_kv" else ())
+        return stages(kernel, width, **how)
+
+    monkeypatch.setattr(tuning, "gpu_stages", spied)
+    x = [jnp.asarray(normal(1, T, n, D, seed=n), jnp.bfloat16) for n in (heads, 2, 2)]
+    f = lambda *x: jattn.dot_product_attention(*x, implementation=HOW).astype(jnp.float32).sum()  # noqa: E731
+    jax.jit(jax.grad(f, (0, 1, 2))).lower(*x)
+    assert said == crowded
+    assert stages("jattn_backward_kv", 128, half=True, crowded=False) == 3
+    assert stages("jattn_backward_kv", 128, half=True, crowded=True) == 2
+
+
 def test_a_weight_is_out_by_a_rounding_of_its_logit():
     x = -np.geomspace(1e-6, 87, 1000).astype(np.float32)
     want = np.exp(x.astype(np.float64))

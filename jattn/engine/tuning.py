@@ -162,15 +162,15 @@ GPU_STAGES = 2
 """Tiles whose loads are under way at a time there: one, while another is worked on."""
 
 
-def gpu_stages(kernel: str, width: int, *, half: bool, shared: bool) -> int:
+def gpu_stages(kernel: str, width: int, *, half: bool, crowded: bool) -> int:
     """The same of a kernel, by its name and the widest of its operands.
 
-    One more saves 1 to 10 % on an H200 where all operands are of 16 bits (`half`) and two programs still find room in
-    the shared memory of a multiprocessor: not those of the tangent pass and of the cotangent of q with heads wider than
-    64, nor, of these, that of dk and dv where several heads of queries share their keys (`shared`).
+    One more saves 1 to 10 % on an H200 where q, k and v are of 16 bits (`half`) and two programs still find room on a
+    multiprocessor: with heads wider than 64 not those of the tangent pass and of the cotangent of q, nor that of dk and
+    dv where several heads of queries share their keys or the cotangent of out is float32 (`crowded`).
     """
-    wide = kernel == "jattn_forward" or (kernel == "jattn_backward_kv" and not shared)
-    return GPU_STAGES + (half and (width <= 64 or wide))
+    roomy = kernel == "jattn_forward" or (kernel == "jattn_backward_kv" and not crowded)
+    return GPU_STAGES + (half and (width <= 64 or roomy))
 
 
 def gpu_warps(q_tile: int, k_tile: int, width: int, *, busy: bool) -> int:

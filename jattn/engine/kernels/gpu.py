@@ -171,8 +171,9 @@ def _warps_and_stages(kernel: Kernel) -> tuple[int, int]:
     width, half = max(x.q.array.shape[2], x.v.array.shape[2]), all(is_half(leaf.array) for leaf in (x.q, x.k, x.v))
     looks_up = any(leaf.role.startswith("n") for leaf in x.captured)
     warps = tuning.gpu_warps(plan.q_tile, plan.k_tile, width, busy=x.dropout is not None or looks_up)
-    shared = kernel.grid.count(kernel.grid.shared) > 1
-    return warps, tuning.gpu_stages(kernel.name, width, half=half, shared=shared)
+    rows_of_heads = [leaf for leaf in jax.tree.leaves(kernel.operands) if leaf.role in ("qd", "kd")]
+    crowded = kernel.grid.count(kernel.grid.shared) > 1 or not all(is_half(leaf.array) for leaf in rows_of_heads)
+    return warps, tuning.gpu_stages(kernel.name, width, half=half, crowded=crowded)
 
 
 def _is_fixed(kernel: Kernel, leaf: Leaf) -> bool:
