@@ -15,9 +15,9 @@ from _selection import CONTROL, LENGTHS, Job, held, title
 EXPONENT, FLAT, CONTROL_EXPONENT = 1.1, 1.05, 1.5
 """Linear in T: T to at most this. Flat: at most so many times as much on more devices. And what is not linear."""
 SPILLED = 1536
-"""Bytes that a thread of a kernel of the GPU keeps in memory at most, since its registers cannot hold them. dk and dv
-of wide heads are near it: of the tiles that were measured on an H200 the fastest spill, and smaller ones that do not
-take a fifth longer."""
+"""Bytes that a thread of a kernel of the GPU keeps in memory at most, since its registers cannot hold them. dq
+beside a bias in float32 is near it: of the tiles that were measured on an H200 the fastest spill, and smaller ones that
+do not took a fifth longer."""
 MIB = 2**20
 
 
