@@ -282,7 +282,7 @@ def test_what_overflows_behind_a_mask_reaches_nothing(name, interpreted):
     [(1e3, "float32"), (1e15, "float32"), (1e25, "float32"), (1e3, "bfloat16"), (1e15, "bfloat16")],
 )
 def test_logits_of_any_size_are_those_of_the_loops(large, dtype, interpreted):
-    """Up to 2³⁰ a difference from the maximum is a subtraction; beyond it, and where logits are infinite, a comparison
+    """Up to 2²² a difference from the maximum is a subtraction; beyond it, and where logits are infinite, a comparison
     comes first."""
     shapes, sizes = ((T, D), (S, D), (S, Dv)), (large, min(large, 1e15), 1)
     q, k, v = (

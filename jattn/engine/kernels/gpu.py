@@ -23,9 +23,10 @@ from jattn.engine import tuning
 from jattn.engine.kernels.layout import Kernel, Leaf
 from jattn.masks import EMPTY, FULL
 
-LARGEST_LOGIT = 2.0**30
-"""Where logits are no larger, their difference from a maximum is at most 64 off if a compiler makes one multiply-add of
-scaling and subtraction: the weights of all keys of a query are then off by one factor, and none overflows."""
+LARGEST_LOGIT = 2.0**22
+"""Where logits are no larger, their difference from a maximum is a subtraction. A derivative pass computes them again:
+by the order of up to 128 summands, or a multiply-add of scaling and subtraction, they are up to 64 off the maximum that
+the forward pass found, and no weight overflows. Beyond, some could."""
 
 
 class Visits(NamedTuple):

@@ -299,7 +299,7 @@ class Pullback:
         w = w._replace(tile=w.tile._replace(captured=captured))
         if active.scale is not None:
             scaled = as_it_lies(lambda q: q * w.tile.scale, wide(self.call.plan, w.tile.q))
-            w = w._replace(tile=w.tile._replace(q=scaled, scale=jnp.float32(1)))
+            w = w._replace(tile=w.tile._replace(q=scaled, scale=jnp.float32(1)), plain=False)  # rounded otherwise
         plan = dataclasses.replace(self.call.plan, finite=finite)
         return backward_tile(plan, w, active._replace(scale=None), dout, g, scale_last=scale_last)
 
