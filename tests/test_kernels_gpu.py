@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _inputs import normal
+from _jaxprs import formed
 from _kernels import CLOSE, KEY, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
 
 import jattn
 from jattn import _jax, masks, reference, scores
 from jattn.engine import tuning
 from jattn.engine.attend import attend_unrounded
-from jattn.engine.kernels import gpu, support
+from jattn.engine.kernels import gpu, passes, support
 from jattn.engine.plan import Operands
 
 T, S, D, Dv = 100, 180, 16, 32
@@ -135,6 +136,22 @@ def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(interpreted):
         assert g.dtype == w.dtype
         g, w = np.asarray(g, np.float32), np.asarray(w, np.float32)
         assert (np.abs(g - w) <= np.abs(w) * 2**-7 + CLOSE * max(1, np.abs(w).max())).all()
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_whether_a_cotangent_fits_into_16_bits_is_asked_of_its_bits(dtype):
+    kind = jnp.finfo(dtype)
+    eps, largest, smallest = map(float, (kind.eps, kind.max, kind.smallest_subnormal))
+    fitting = [0, -0.0, 1, -1.5, 1 + eps, largest, float(kind.smallest_normal)]
+    others = [1 / 3, 1 + eps / 2, jnp.inf, jnp.nan, largest * (1 + eps / 4)]
+    if dtype == jnp.float16:  # those of bfloat16 are 0 to XLA
+        fitting, others = [*fitting, 3 * smallest], [*others, 2.5 * smallest]
+    fits = jax.jit(functools.partial(passes.fits, dtype=dtype))
+    assert [bool(fits(jnp.full(3, x, jnp.float32).at[1].set(1))) for x in fitting] == [True] * len(fitting)
+    assert [bool(fits(jnp.full(3, x, jnp.float32).at[1].set(1))) for x in others] == [False] * len(others)
+    # XLA leaves out a cast there and back on a GPU, so that everything would fit.
+    assert jnp.finfo(dtype).dtype not in {x.dtype for x in formed(fits.trace(jnp.ones(3)).jaxpr)}
 
 
 @pytest.mark.structure
