@@ -211,7 +211,7 @@ def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list
 def fits(x: jax.Array, dtype: Any) -> jax.Array:
     """Whether every entry is a finite number of a narrower dtype.
 
-    Asked of the bits: XLA leaves out a cast there and back (`xla_allow_excess_precision`, which a GPU is compiled with).
+    Asked of the bits: XLA leaves out a cast there and back on a GPU (`xla_allow_excess_precision`).
     """
     kind = jnp.finfo(dtype)
     narrow = jax.lax.reduce_precision(x, kind.nexp, kind.nmant)  # what is subnormal in dtype becomes 0
