@@ -559,7 +559,8 @@ plant("in kernels of the GPU, a cotangent of out rounded to the 16 bits of the q
       "jattn/engine/kernels/passes.py",
       "(jnp.isfinite(narrow) & exact).all()", "jnp.isfinite(narrow).all()",
       "kernels_gpu.py::test_of_16_bits_every_result_is_rounded_once_at_the_end[unrounded-bfloat16]")
-plant("in kernels of the GPU, whether a cotangent fits asked of a cast there and back", "jattn/engine/kernels/passes.py",
+plant("in kernels of the GPU, whether a cotangent fits asked of a cast there and back",
+      "jattn/engine/kernels/passes.py",
       "jax.lax.reduce_precision(x, kind.nexp, kind.nmant)", "x.astype(dtype).astype(x.dtype)",
       "kernels_gpu.py::test_whether_a_cotangent_fits_into_16_bits_is_asked_of_its_bits[bfloat16]")
 plant("in kernels of the GPU, an infinite cotangent of out read in 16 bits", "jattn/engine/kernels/passes.py",

@@ -59,11 +59,12 @@ def attend(**options):
 
 
 def lowered(call):
-    """A refusal where a program is lowered, without the note on tracebacks that JAX adds to it."""
+    """A refusal where a program is lowered, for a CPU, without the note on tracebacks that JAX adds to it."""
 
     def alone():
         try:
-            return call()
+            with jax.default_device(jax.devices("cpu")[0]):
+                return call()
         except ValueError as refusal:
             refusal.__notes__ = []
             raise
@@ -393,8 +394,11 @@ NAMES = [message.split(", got")[0] for _, _, message in TABLE]
 
 @pytest.mark.parametrize(("call", "error", "message"), TABLE, ids=NAMES)
 def test_each_refusal_is_word_for_word(call, error, message):
-    with pytest.raises(error, match=f"^{re.escape(message)}$") as caught:
+    with pytest.raises(error) as caught:
         call()
+    if str(caught.value).startswith("Number of devices"):
+        raise caught.value  # too few for a mesh: where conftest.py leaves such a test out
+    assert str(caught.value) == message
     assert caught.type is error
 
 
@@ -491,6 +495,7 @@ def unreached(sites, lines):
     return [(module, span.start) for module, span in sites if not any((module, line) in lines for line in span)]
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason="some refuse on a mesh alone")
 def test_each_place_that_refuses_is_in_the_table():
     files = [f for f in PACKAGE.rglob("*.py") if f.relative_to(PACKAGE).with_suffix("").parts[0] not in PICTURES]
     sites = [site for f in files for site in refusals(f.read_text(), f.stem)]

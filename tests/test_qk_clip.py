@@ -75,6 +75,7 @@ def test_a_smaller_learning_rate_is_the_better_remedy(results):
     assert results["acted"]["small"] < results["acted"]["large"]
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU works on larger tiles, and on all heads at once")
 def test_the_statistics_take_a_fraction_of_the_memory_of_the_dense_form(results):
     assert results["bytes"]["reference"] > 4 * demo.LONG**2
     assert results["bytes"]["statistics"] < results["bytes"]["reference"] / 20
