@@ -152,9 +152,14 @@ def known(*xs: Any) -> bool:
     return not any(isinstance(x, jax.core.Tracer) for x in xs)
 
 
+def read(x: Any) -> Any:
+    """The values of what is `known`, fetched from its device explicitly, as jax.transfer_guard lets pass."""
+    return jax.device_get(x)
+
+
 def index(caller: str, name: str, x: Any, n: int, axis: str) -> None:
     """Refuses a number that is known and is none of the n of an axis: indexing would take another one."""
-    if known(x) and isinstance(n, int) and not 0 <= (i := int(x)) < n:
+    if known(x) and isinstance(n, int) and not 0 <= (i := int(read(x))) < n:
         got = {name: str(i), axis: str(n)}
         fail(ValueError, caller, f"{name} must be from 0 to {axis} - 1", "Count from 0.", **got)
 

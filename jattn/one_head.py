@@ -6,7 +6,6 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jattn import _errors, masks, reference
 from jattn._numerics import nan_where
@@ -293,7 +292,7 @@ def _rows_of(caller: str, q: jax.Array, rows: ArrayLike) -> jax.Array:
     _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=found)
     T, R = q.shape[0], found.shape[0]
     if isinstance(T, int) and _errors.known(found):
-        chosen = np.asarray(found)  # by NumPy, which inside jit too says now what is so
+        chosen = _errors.read(found)  # by NumPy, which inside jit too says now what is so
         wrong = bool(((chosen < -T) | (chosen >= T)).any())
     else:
         wrong = T == 0 and R != 0

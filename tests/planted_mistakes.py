@@ -791,7 +791,8 @@ plant("a tracer kept by a compiled run", "jattn/flow/_paths.py", "if _holds_trac
 plant("a report held to the rounding of the loss alone", "jattn/flow/_diagnosis.py",
       "jax.tree.leaves((trajectory.loss, seen))", "[trajectory.loss]",
       "flow.py::test_the_report_is_held_to_the_rounding_of_the_queries_and_keys[bfloat16]")
-plant("a target before the first key", "jattn/_errors.py", "not 0 <= (i := int(x)) < n", "not (i := int(x)) < n",
+plant("a target before the first key", "jattn/_errors.py",
+      "not 0 <= (i := int(read(x))) < n", "not (i := int(read(x))) < n",
       "messages.py::test_each_refusal_is_word_for_word")
 plant("params of a head that broadcast", "jattn/heads/_params.py",
       "if found != tuple(lengths.get(axis) for axis in letters):", "if len(found) != len(letters):",

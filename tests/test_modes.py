@@ -532,6 +532,35 @@ def test_an_eager_call_moves_nothing_unasked():
             jax.nn.dot_product_attention(batched, batched, batched)
 
 
+READS = {
+    "dropout": lambda q: jattn.attention(q, q, q, dropout_rate=jnp.float32(0.1), dropout_key=KEY),
+    "soft cap": lambda q: jattn.attention(q, q, q, score=scores.soft_cap(jnp.float32(3))),
+    "rows": lambda q: jattn.weights_of(q, q, q[:, 0], rows=jnp.arange(2)),
+    "rotary": lambda q: jattn.positions.rotary(q, jnp.arange(q.shape[0]), width=4, base=jnp.float32(100)),
+    "ring": lambda q: jattn.cache.attention(q[None, None, :2], through_ring(q)),
+}
+
+
+def through_ring(q):
+    made = jattn.cache.ring(B=1, Hkv=1, D=q.shape[1], window=16, chunk=4)
+    return jattn.cache.append(made, *[q[None, None, :2]] * 2)
+
+
+@pytest.mark.parametrize("name", GUARDED | READS)
+def test_an_eager_call_reads_nothing_back_unasked(name, monkeypatch):
+    """What a check has to know is fetched explicitly: of a CPU nothing is fetched, so that its guard says nothing."""
+
+    def unasked(self):
+        raise RuntimeError("read back unasked")
+
+    q = arguments()["q"]
+    for python_number in ("__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(type(q), python_number, unasked)
+    with pytest.raises(RuntimeError, match="unasked"):
+        bool(q[0, 0] > 0)
+    (GUARDED | READS)[name](q)
+
+
 @structure
 @pytest.mark.parametrize("name", GUARDED)
 def test_no_eager_call_compiles_again(name, caplog):

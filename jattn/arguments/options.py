@@ -83,7 +83,7 @@ def dropout(caller: str, rate: Any, key: Any) -> tuple[jax.Array, jax.Array] | N
     if number and rate == 0:
         return None
     given, rate = rate, _errors.scalar(caller, "dropout_rate", rate, "Map over several with jax.vmap.")
-    if _errors.known(rate) and not 0 <= (share := given if number else float(rate)) < 1:
+    if _errors.known(rate) and not 0 <= (share := given if number else float(_errors.read(rate))) < 1:
         must, remedy = (
             "dropout_rate must be at least 0 and less than 1",
             "Give the share of weights to drop; 0 drops none.",

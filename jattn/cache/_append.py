@@ -92,7 +92,7 @@ def append(
 
     specs = spec_of(cache), PartitionSpec()
     written, refused = on_automatic_axes(_written, specs, *match_varying_trees(cache, k, v, lengths, positions))
-    if _errors.known(refused) and bool(refused):
+    if _errors.known(refused) and _errors.read(refused):
         got = {"k": k, "cache": f"[{B}, {Hkv}, {cache.capacity}, {D}]"}
         remedy = "Make a longer cache or more pages, free rows, or use a ring where a window is enough."
         _errors.fail(ValueError, caller, "each row must have room for its new tokens", remedy, **got)

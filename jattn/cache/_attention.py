@@ -282,7 +282,7 @@ def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | 
     lost = cache.lost(x.positions)
     if lost is not None:
         lost = lost if x.filled is None else lost & x.filled
-        if _errors.known(lost) and bool(lost.any()):
+        if _errors.known(lost) and _errors.read(lost.any()):
             remedy = (
                 "Make the ring with chunk at least as large as the tokens that are appended and asked about at once."
             )

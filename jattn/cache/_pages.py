@@ -182,7 +182,7 @@ def share(cache: Paged, source: Integer[ArrayLike, ""], targets: Integer[ArrayLi
     source = _errors.number_of(caller, "source", source, B, "B").astype(jnp.int32)
     targets = rows_of(caller, "targets", targets)
     shared, fits = on_automatic_axes(_shared, (spec_of(cache), PartitionSpec()), cache, source, targets)
-    if _errors.known(fits) and not bool(fits):
+    if _errors.known(fits) and not _errors.read(fits):
         remedy = "Make the cache with more pages, or free rows."
         got = {"targets": targets, "cache": f"of {cache.store.k.shape[0]} pages"}
         _errors.fail(ValueError, caller, "each target must find a page for what the source has begun", remedy, **got)

@@ -94,7 +94,7 @@ def number(caller: str, name: str, x: Any) -> Any:
         return x
     try:
         if not isinstance(x, str | bytes) and np.ndim(x) == 0:
-            return float(x)
+            return float(_errors.read(x))
     except (TypeError, ValueError):  # what NumPy makes no array of, or has no real number in it
         pass
     got = {name: x if isinstance(x, jax.Array | np.ndarray) else f"of type {type(x).__name__}"}

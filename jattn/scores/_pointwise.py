@@ -270,7 +270,7 @@ def _real(caller: str, name: str, x: Any) -> Any:
 
 def _above_zero(caller: str, name: str, x: Any) -> Any:
     x = _real(caller, name, x)
-    if _errors.known(x) and not 0 < float(x) < math.inf:
+    if _errors.known(x) and not 0 < (known := float(_errors.read(x))) < math.inf:
         must = f"{name} must be more than 0 and finite"
-        _errors.fail(ValueError, caller, must, "Leave the score out instead.", **{name: str(float(x))})
+        _errors.fail(ValueError, caller, must, "Leave the score out instead.", **{name: str(known)})
     return x
