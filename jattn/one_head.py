@@ -122,8 +122,8 @@ def attention(
         of even T and S; full and causal masks, lengths, and, without a bias, a window to the left of a causal one; any
         scale (q is rounded once more if it is not 1/√D); or says why not where the program is lowered.
         Its jvp, its derivatives beyond the first and what is not finite are loops. In every case derivatives beyond
-        the first are. Kernels of the GPU and cuDNN were run on an H200, but for its heads wider than 128, which were
-        lowered; kernels of the TPU were compiled and interpreted so far, and not run.
+        the first are. Kernels of the GPU and cuDNN were run on an H200 and an H100; kernels of the TPU were compiled
+        and interpreted so far, and not run.
 
     Returns:
       out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.

@@ -11,9 +11,9 @@ gpu        a kernel as a program of an NVIDIA GPU (Pallas, Triton)
 support    what has a kernel on which platform, and in words why what has none has none
 report     how each pass in a program would run on a platform
 
-Compiled for TPU v5e, v5p and v6e and for an H200 by their compilers, interpreted on CPUs, and run on an H200; on no
-TPU yet. A kernel is taken where there is one: of the TPU on each, of the GPU on those that it was run on (compute
-capability 9) and on others where implementation='kernel' asks for it.
+Compiled for TPU v5e, v5p and v6e and for an H200 by their compilers, interpreted on CPUs, and run on an H200 and an
+H100; on no TPU yet. A kernel is taken where there is one: of the TPU on each, of the GPU on those that it was run on
+(compute capability 9) and on others where implementation='kernel' asks for it.
 """
 
 import importlib
