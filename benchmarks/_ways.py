@@ -303,6 +303,12 @@ KERNELS = [
            None, lambda T: Shape((T // 128, 16), INT)),
     kernel("relative_bias(table), not active", lambda x: {"score": scores.relative_bias(x)},
            None, lambda T: Shape((32,), jnp.float32)),
+    kernel("relative_bias(table)", lambda x: {"score": scores.relative_bias(x)}, lambda T: (32,)),
+    kernel("heads of 128, distance_bias(table)", lambda x: {"score": scores.distance_bias(x)},
+           lambda T: (1025,), D=128),
+    kernel("dropout, distance_bias(table)",
+           lambda x, key: {"score": scores.distance_bias(x), "dropout_rate": 0.1, "dropout_key": key},
+           lambda T: (1025,), key_of_random),
 ]  # fmt: skip
 """What both devices have kernels for."""
 
@@ -322,18 +328,12 @@ GPU_KERNELS = [
 """What the GPU alone has kernels for, with an array that is looked up for each pair."""
 
 TPU_KERNELS = [
-    kernel("relative_bias(table)", lambda x: {"score": scores.relative_bias(x)}, lambda T: (32,)),
-    kernel("heads of 128, distance_bias(table)", lambda x: {"score": scores.distance_bias(x)},
-           lambda T: (1025,), D=128),
     kernel("heads of 256, two tables and soft_cap", two_tables, lambda T: (1025,), D=256),
     kernel("a user's function of a table by distance", lambda x: {"score": of_distances(x)}, lambda T: (1025,)),
-    kernel("dropout, distance_bias(table)",
-           lambda x, key: {"score": scores.distance_bias(x), "dropout_rate": 0.1, "dropout_key": key},
-           lambda T: (1025,), key_of_random),
     kernel("where(f) of an array by distance", lambda x: {"mask": masks.where(lambda t, s: x[t - s]) & CAUSAL},
            None, lambda T: Shape((T,), BOOL)),
 ]  # fmt: skip
-"""What the TPU alone has kernels for: what is looked up by distance, with the derivatives of learned tables."""
+"""What the TPU alone has kernels for: what a user's function looks up by distance, and wider heads."""
 
 LIBRARY = {"implementation": "cudnn"}
 CUDNN = [

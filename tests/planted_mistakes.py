@@ -623,8 +623,14 @@ plant("what a score captured alone taken for what is differentiated", PASSES,
       "has_values(call.plan.score) and any(i is not None for i in given.captured)", "has_values(call.plan.score)",
       f"{AS_DEFINED}[a user's, over an array by query and by key]")
 plant("in a kernel of the GPU, the derivative with respect to a table not refused", "jattn/engine/kernels/support.py",
-      'if fun.platform == "gpu":\n        return "the derivative', 'if False:\n        return "the derivative',
-      "kernels_gpu.py::test_the_derivative_with_respect_to_a_table_runs_as_loops")
+      'if not active_tables(fun, x) or score_at', 'if False and score_at',
+      "kernels_gpu.py::test_the_derivative_with_respect_to_a_table_is_kernels_where_rows_have_no_positions")
+plant("the sums of the diagonals of a tile added one offset further on", "jattn/engine/kernels/distances.py",
+      "[(1, n)]).reshape(heads", "[(2, n - 1)]).reshape(heads",
+      "kernels_gpu.py::test_the_gradient_of_a_table_is_summed_along_the_diagonals_of_square_tiles")
+plant("a diagonal of tiles that begins a tile further down", "jattn/engine/kernels/grid.py",
+      "a + n - (self.plan.k_tiles - 1), n", "a + n - self.plan.k_tiles, n",
+      "kernels_gpu.py::test_the_gradient_of_a_table_is_summed_along_the_diagonals_of_square_tiles")
 
 LIBRARY = "jattn/engine/kernels/cudnn.py"
 BESIDE = "cudnn.py::test_value_and_derivatives_are_those_of_the_definition"

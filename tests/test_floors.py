@@ -58,7 +58,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     "engine.kernels": [
         ["distances", "grid", "threefry"],
         ["score"],
-        ["layout"],
+        ["layout", "plans"],
         ["cudnn", "gpu", "passes", "tpu"],
         ["support"],
         ["report"],

@@ -22,7 +22,7 @@ import jattn
 from jattn import _jax, masks, reference, scores
 from jattn.engine import tuning
 from jattn.engine.attend import attend_unrounded
-from jattn.engine.kernels import gpu, passes, support
+from jattn.engine.kernels import gpu, passes, plans, support
 from jattn.engine.plan import Operands
 
 T, S, D, Dv = 100, 180, 16, 32
@@ -109,7 +109,8 @@ def test_each_kernel_has_tiles_that_its_registers_hold(width, interpreted, monke
     of = jnp.asarray(IDS[1])
     mask = masks.where(lambda t, s: of[t] == of[s]) & masks.lengths(71, None)
     assert_as_defined((("c", "table"), mask, over_arrays, AT), T, S, D, width, None, how=HOW)
-    assert tiles == {name: of_float32[width > 64] for name, (_, of_float32) in tuning.GPU_TILES.items()}
+    of_all = {name: of_float32[width > 64] for name, (_, of_float32) in tuning.GPU_TILES.items()}
+    assert tiles == {name: tile for name, tile in of_all.items() if name != plans.BACKWARD_TABLE}
     assert np.prod(tiles["jattn_backward_kv"]) <= np.prod(tiles["jattn_forward"])
 
 
@@ -223,6 +224,53 @@ def test_operands_of_unlike_dtypes_are_those_of_the_loops(dtypes, interpreted):
         rounding = float(jnp.finfo(g.dtype).eps) if g.dtype.itemsize < 4 else CLOSE
         g, w = np.asarray(g, np.float64), np.asarray(w, np.float64)
         assert (np.abs(g - w) <= rounding * np.abs(w) + CLOSE * np.abs(w).max()).all()
+
+
+def tables_and_scalars(x):
+    first = scores.distance_bias(jnp.tile(x["table"], 5)[:129])
+    second = scores.relative_bias(x["table"] * x["c"], max_distance=128)
+    return scores.compose(first, scores.soft_cap(3.0), second, scores.alibi(x["c"]))
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("tile", [(64, 64), (32, 64)])
+def test_the_gradient_of_a_table_is_summed_along_the_diagonals_of_square_tiles(tile, interpreted, monkeypatch):
+    squares, run = [], gpu.run
+
+    def spied(kernel, **how):
+        if kernel.name == plans.BACKWARD_TABLE:
+            squares.append((kernel.call.plan.q_tile, kernel.call.plan.k_tile, kernel.grid.outer))
+        return run(kernel, **how)
+
+    monkeypatch.setattr(gpu, "run", spied)
+    assert_as_defined((("table", "c"), masks.window(70, 20), tables_and_scalars, {}), 150, 150, D, Dv, tile, how=HOW)
+    assert set(squares) == {(64, 64, 5) if tile == (64, 64) else (32, 32, 9)}
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("apart", [True, False])
+def test_heads_with_tables_of_their_own_and_heads_that_share_one(own, apart, interpreted, monkeypatch):
+    """One head holds a NaN behind its mask, and is searched; dropout is drawn; the sums are those of the loops."""
+    monkeypatch.setattr(tuning, "GPU_PROGRAMS", 2**30 if apart else 1)
+    rows = 90
+    q, k, v = (normal(2, 3, rows, d, seed=d, dtype=np.float32) for d in (D, D, Dv))
+    k[1, 2, 80] = np.nan
+    learned = normal(*([3] * own), 181, seed=9, dtype=np.float32)
+    n = np.array([[90] * 3, [70] * 3], np.int32)
+
+    def of(how):
+        def one(q, k, v, n, learned):
+            drops = {"dropout_rate": np.float32(0.2), "dropout_key": KEY}
+            more = {"mask": masks.lengths(None, n) & masks.causal(), "score": scores.distance_bias(learned), **drops}
+            return jattn.attention(q, k, v, return_lse=True, tile=TILE, implementation=how, **more)
+
+        heads = jax.vmap(jax.vmap(one, (0, 0, 0, 0, 0 if own else None)), (0, 0, 0, 0, None))
+        f = lambda q, v, learned: heads(q, k, v, n, learned)  # noqa: E731
+        tangent = jax.jit(lambda *x: jax.jvp(f, x, tuple(map(jnp.cos, x)))[1])
+        return jax.tree.map(np.asarray, (batch(f)(q, v, learned), tangent(q, v, learned)))
+
+    assert_close(of(HOW), of("loops"))
 
 
 @pytest.mark.structure
@@ -564,11 +612,11 @@ def test_what_has_no_kernel_says_why(name):
 
 
 @is_lowered
-def test_the_derivative_with_respect_to_a_table_runs_as_loops():
-    """That with respect to q, k and v, under its table, is kernels."""
+def test_the_derivative_with_respect_to_a_table_is_kernels_where_rows_have_no_positions(monkeypatch):
+    """That with respect to q, k and v, under its table, is kernels wherever they stand."""
 
     def passes_of(which, derivative):
-        f = lambda table, *x: jattn.attention(*x, score=score(table), implementation="kernel").sum()  # noqa: E731
+        f = lambda table, *x: jattn.attention(*x, score=score(table), implementation=how, **at).sum()  # noqa: E731
         x = (jax.ShapeDtypeStruct((201,), jnp.float32), *head())
         found = jattn.implementations(derivative(f, which), *x, platform="gpu")
         return {one.name: one.kernel or one.reason for one in found}
@@ -576,8 +624,17 @@ def test_the_derivative_with_respect_to_a_table_runs_as_loops():
     def tangent(f, which):
         return lambda *x: jax.jvp(lambda one: f(*x[:which], one, *x[which + 1 :]), (x[which],), (x[which],))
 
-    score = scores.distance_bias
-    said = "the derivative with respect to a table is not in the GPU kernel"
+    score, at, how = scores.distance_bias, {}, "kernel"
+    assert passes_of(0, jax.grad) == {"forward": True, "backward": True}
+    monkeypatch.setattr(support, "gpu_generation", lambda: 9)
+    how = None
+    assert "was not run in the GPU kernel: implementation='kernel' asks for it" in passes_of(0, jax.grad)["backward"]
+    assert passes_of(1, jax.grad) == {"forward": True, "backward": True}
+    how = "kernel"
+    assert passes_of(0, tangent) == {"forward": True, "tangent": True}
+
+    at = {name: np.arange(2048, dtype=np.int32) for name in ("q_positions", "k_positions")}
+    said = "where rows have positions the derivative with respect to a table is not in the GPU kernel"
     assert passes_of(0, jax.grad) == {"forward": True, "backward": said}
     assert passes_of(0, tangent) == {"forward": True, "tangent": said}
     assert passes_of(1, jax.grad) == {"forward": True, "backward": True}

@@ -131,6 +131,7 @@ GPU_TILES = MappingProxyType(
         "jattn_tangent": (((64, 64), (64, 32)), ((64, 32), (32, 32))),
         "jattn_backward_q": (((64, 64), (64, 64)), ((64, 64), (32, 32))),
         "jattn_backward_kv": (((64, 64), (32, 64)), ((32, 64), (32, 32))),
+        "jattn_backward_table": (((64, 64), (32, 32)), ((32, 32), (32, 32))),
     }
 )
 """Queries and keys of a tile in each kernel of the GPU: of operands in 16 bits with heads of up to 64 and with wider
@@ -150,6 +151,7 @@ GPU_BUSY_TILES = MappingProxyType(
         "jattn_tangent": ((64, 32), (64, 16)),
         "jattn_backward_q": ((64, 32), (64, 16)),
         "jattn_backward_kv": ((32, 32), (32, 16)),
+        "jattn_backward_table": ((32, 32), (16, 16)),
     }
 )
 """The same, by the width of the heads alone, where dropout draws for each pair or the score looks up an entry of an
@@ -194,6 +196,11 @@ GPU_SCHEDULE_BYTES = 2**26
 """Bytes of the list of tiles to visit, in global memory: little beside the operands of a call that has so many."""
 
 
+GPU_PROGRAMS = 2**9
+"""So many programs keep its multiprocessors busy, of which an H200 has 132: where there would be fewer, the kernel of a
+table's gradient takes the heads that share the table apart, and they are added up later. Not measured."""
+
+
 KERNEL_TABLE = 64
 """The most entries of a learned table, and blocks that a query has chosen, in a kernel of the TPU: it cannot gather,
 and looks at them one after another."""
@@ -229,6 +236,7 @@ def kernel_tile_sizes(
     """
     if platform == "gpu":
         wide = width > 64
+        gathers = gathers and kernel != "jattn_backward_table"  # the tiles of a diagonal have the same entries
         if not (draws or gathers):
             return GPU_FLOAT32_DOUT_TILE if half and wide and float32_dout else GPU_TILES[kernel][not half][wide]
         smaller = (draws and wide) + (gathers and (wide or kernel != "jattn_forward"))

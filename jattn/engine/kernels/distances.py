@@ -65,3 +65,16 @@ def sums_of_diagonals(x: jax.Array) -> jax.Array:
     for r in reversed(range(0, keys, SUBLANES)):
         total = roll(total, n - SUBLANES) + jnp.concatenate([x[r : r + SUBLANES], beyond], 1)
     return sum(roll(total[r : r + 1], keys - r) for r in range(SUBLANES))
+
+
+def sums_at_offsets(x: jax.Array) -> jax.Array:
+    """The sums at all offsets, [heads, queries + keys], of pairs on each diagonal of square tiles, [heads, diagonals,
+    keys, queries]."""
+    heads, diagonals, n, _ = x.shape
+    # Each row one entry further right than the one below it: column c of row r comes to c − r + n.
+    rows = jnp.pad(x[:, :, ::-1], [(0, 0)] * 3 + [(1, n)]).reshape(heads, diagonals, -1)
+    sums = rows[..., : 2 * n * n].reshape(heads, diagonals, n, 2 * n).sum(2)
+    first, second = (
+        jnp.pad(half, ((0, 0), at, (0, 0))) for half, at in ((sums[..., :n], (0, 1)), (sums[..., n:], (1, 0)))
+    )
+    return (first + second).reshape(heads, -1)

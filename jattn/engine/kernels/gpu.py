@@ -91,7 +91,7 @@ def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
             def loop(begin: Any, end: Any, step: Callable[..., Any], carry: Any) -> Any:
                 def numbered(n: Any, carry: Any) -> Any:
                     inner = order[place * grid.inner + n].astype(jnp.int32)
-                    return step(carry, *((inner, a) if grid.keys_outer else (a, inner)))
+                    return step(carry, *grid.tile(a, inner))
 
                 return jax.lax.fori_loop(begin, end, numbered, carry)
 
@@ -170,7 +170,7 @@ def _warps_and_stages(kernel: Kernel) -> tuple[int, int]:
     call = kernel.call
     x, plan = call.x, call.plan
     width, half = max(x.q.array.shape[2], x.v.array.shape[2]), all(is_half(leaf.array) for leaf in (x.q, x.k, x.v))
-    looks_up = any(leaf.role.startswith("n") for leaf in x.captured)
+    looks_up = any(leaf.role.startswith("n") or leaf.role == "o" for leaf in x.captured)
     warps = tuning.gpu_warps(plan.q_tile, plan.k_tile, width, busy=x.dropout is not None or looks_up)
     rows_of_heads = [leaf for leaf in jax.tree.leaves(kernel.operands) if leaf.role in ("qd", "kd")]
     crowded = kernel.grid.count(kernel.grid.shared) > 1 or not all(is_half(leaf.array) for leaf in rows_of_heads)
@@ -179,8 +179,9 @@ def _warps_and_stages(kernel: Kernel) -> tuple[int, int]:
 
 def _is_fixed(kernel: Kernel, leaf: Leaf) -> bool:
     """Whether the block of a leaf is the same at every step of the fold."""
-    inner = "q" if kernel.grid.keys_outer else "k"
-    return inner not in leaf.role and not set(leaf.own) & set(kernel.grid.shared)
+    grid = kernel.grid
+    varies = "qk" if grid.diagonals else "qo" if grid.keys_outer else "ko"
+    return not set(varies) & set(leaf.role) and not set(leaf.own) & set(grid.shared)
 
 
 def _letters(role: str) -> str:
@@ -235,11 +236,22 @@ class InMemory(Table):
         return value if self.dtype is None else value.astype(self.dtype)
 
 
+def _offsets(kernel: Kernel, i: Any, j: Any) -> jax.Array:
+    """The offset of each pair of tile (i, j): where `distances` has its distance."""
+    call = kernel.call
+    plan, of_q = call.plan, int(call.transposed)
+    shape = (plan.k_tile, plan.q_tile) if call.transposed else (plan.q_tile, plan.k_tile)
+    t, s = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (of_q, 1 - of_q))
+    return (plan.k_rows + i * plan.q_tile - j * plan.k_tile) + (t - s)
+
+
 def _read(kernel: Kernel, leaf: Leaf, ref: Any, index: Any, i: Any, j: Any) -> Any:
     """The block of a leaf, laid along its axes of a tile; of a table, what reads it."""
     if leaf.role == "":
         value = ref[index]
         return value != 0 if leaf.boolean else value
+    if leaf.role == "o":
+        return ref[(index, jnp.int32(0), _offsets(kernel, i, j))]
     at = _slices(kernel, leaf.role, leaf.array.shape[1:], i, j)
     if leaf.role.startswith("n"):
         rest: dict[str, tuple[Any, ...]] = {"nm": (), "n1": (jnp.int32(0),), "nq": at[1:]}

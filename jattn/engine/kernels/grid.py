@@ -15,14 +15,16 @@ from jattn.engine.plan import Plan
 class Grid:
     """The grid of a kernel: the heads that it keeps apart, the tiles of one side, then those of the other side.
 
-    With `keys_outer` each key tile visits its query tiles, of all heads that share it; else each query tile of a head
-    its key tiles. Tiles that the mask calls EMPTY are passed over, and nothing is fetched for them.
+    With `keys_outer` each key tile visits its query tiles, of all heads that share it; with `diagonals`, which only the
+    GPU has, the tiles of a diagonal are visited, whose pairs lie at the same distances; else each query tile of a head
+    visits its key tiles. Tiles that the mask calls EMPTY are passed over, and nothing is fetched for them.
     """
 
     plan: Plan
     sizes: tuple[int, ...]
     kept: tuple[int, ...]
-    keys_outer: bool
+    keys_outer: bool = False
+    diagonals: bool = False
 
     @property
     def shared(self) -> tuple[int, ...]:
@@ -31,6 +33,8 @@ class Grid:
 
     @property
     def outer(self) -> int:
+        if self.diagonals:
+            return self.plan.q_tiles + self.plan.k_tiles - 1
         return self.plan.k_tiles if self.keys_outer else self.plan.q_tiles
 
     @property
@@ -65,6 +69,12 @@ class Grid:
         for level in own:
             index = index * self.sizes[level] + at[level]
         return index
+
+    def tile(self, a: Any, n: Any) -> tuple[Any, Any]:
+        """(i, j) of outer tile a and inner tile n: on a diagonal, that of key tile n, if there is one."""
+        if self.diagonals:
+            return a + n - (self.plan.k_tiles - 1), n
+        return (n, a) if self.keys_outer else (a, n)
 
     def inner_tile(self, b: Any) -> Any:
         return jax.lax.rem(b, jnp.int32(self.inner)) if self.shared else b

@@ -26,7 +26,7 @@ from jattn.engine.plan import ROLES, Operands, Plan, pad, repeat_last
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile, reaches_beyond, within
 from jattn.engine.tuning import LANES
-from jattn.masks import Mask, TileAxis
+from jattn.masks import EMPTY, Mask, TileAxis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -324,8 +324,8 @@ class Call:
         )
 
     def of_offsets(self, value: Any, leaf: Leaf) -> Any:
-        """What was read; of what has an entry for each offset, one of each pair."""
-        if value is None or leaf.role != "o":
+        """What was read; of what has an entry for each offset, one of each pair, as a GPU reads it."""
+        if value is None or leaf.role != "o" or self.plan.platform == "gpu":
             return value
         entries = value.astype(self.plan.dtype if is_float(value) else jnp.int32)
         found = over_diagonals(entries, self.plan.q_tile)
@@ -382,13 +382,18 @@ class Kernel:
     @property
     def states(self) -> Leaf:
         """The block states, [heads, outer tiles, inner tiles]."""
-        found = self.call.states()
-        return dataclasses.replace(found, array=found.array.swapaxes(1, 2)) if self.grid.keys_outer else found
+        found, grid = self.call.states(), self.grid
+        if grid.diagonals:
+            i, j = grid.tile(np.arange(grid.outer)[:, None], np.arange(grid.inner))
+            there = (i >= 0) & (i < self.call.plan.q_tiles)
+            xp = np if isinstance(found.array, np.ndarray) else jnp
+            along = xp.where(there, found.array[:, np.where(there, i, 0), j], EMPTY)
+            return dataclasses.replace(found, array=along)
+        return dataclasses.replace(found, array=found.array.swapaxes(1, 2)) if grid.keys_outer else found
 
     def tile_at(self, a: Any, b: Any) -> tuple[Any, Any]:
         """(i, j) of outer tile a and step b of its fold."""
-        inner = self.grid.inner_tile(b)
-        return (inner, a) if self.grid.keys_outer else (a, inner)
+        return self.grid.tile(a, self.grid.inner_tile(b))
 
     def is_nonfinite(self, tables: Sequence[Any], nonfinite: Sequence[Leaf], h: Any, b: Any, i: Any, j: Any) -> Any:
         """Whether tile (i, j) is of such a tile of q, k or v; `tables` are read at an index."""

@@ -6,6 +6,7 @@ Source: Dao et al. 2022, "FlashAttention", algorithms 2 and 4, a query tile (or,
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,48 +20,26 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
-from jattn.engine.kernels.distances import sums_of_diagonals
+from jattn.engine.kernels.distances import sums_at_offsets, sums_of_diagonals
 from jattn.engine.kernels.grid import Grid
 from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, is_float, wide
-from jattn.engine.kernels.score import SeparatedScore, has_values, kernel_score
-from jattn.engine.plan import Operands, Plan, select_active
-from jattn.engine.schedule import PlannedFunction
-from jattn.engine.score import ScalarScore
+from jattn.engine.kernels.plans import (
+    BACKWARD_KV,
+    BACKWARD_Q,
+    BACKWARD_TABLE,
+    FORWARD,
+    TANGENT,
+    active_tables,
+    of_one,
+    plan_of,
+)
+from jattn.engine.kernels.score import has_values
+from jattn.engine.plan import Operands, select_active
 from jattn.engine.tangent import Recomputed, Tangent, allowed_pairs, live_rows, tangent_tile
 from jattn.partials import SoftmaxState
 
 Run = Callable[[Kernel], list[jax.Array]]
 Carry = Sequence[jax.Array]
-
-
-FORWARD, TANGENT, BACKWARD_Q, BACKWARD_KV = "jattn_forward", "jattn_tangent", "jattn_backward_q", "jattn_backward_kv"
-"""The names of the kernels, by which a profile shows them."""
-
-
-def kernel_plan(plan: Plan, x: Operands, kernel: str, *, float32_dout: bool = False) -> Plan:
-    """The plan with the tiles of a kernel for some operands, and a score modifier that it can compute."""
-    if not plan.tile_given:
-        score = SeparatedScore.of(plan.score) if isinstance(plan.score, ScalarScore) else plan.score
-        width, draws = max(x.q.shape[-1], x.v.shape[-1]), x.dropout is not None
-        gathers = bool(score.tables) if isinstance(score, SeparatedScore) else any(c.ndim for c in x.captured)
-        half = all(map(is_half, (x.q, x.k, x.v)))
-        q_tile, k_tile = tuning.kernel_tile_sizes(
-            plan.T, plan.S, plan.platform, kernel=kernel, width=width, half=half, draws=draws, gathers=gathers,
-            float32_dout=float32_dout,
-        )  # fmt: skip
-        plan = dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile)
-    return dataclasses.replace(plan, score=kernel_score(plan, x))
-
-
-def plan_of(
-    fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Operand], kernel: str, *, float32_dout: bool = False
-) -> Plan:
-    """The plan of a pass for one of its kernels."""
-    own = [jax.ShapeDtypeStruct(x.shape[len(axes) :], x.dtype) for x, axes in zip(xs, levels.operands, strict=True)]
-    x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
-    plan = kernel_plan(fun.plan, x, kernel, float32_dout=float32_dout)
-    assert (plan.score is None) == (fun.plan.score is None), "a score modifier that no kernel takes was refused before"
-    return plan
 
 
 def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
@@ -91,7 +70,7 @@ def forward(fun: Forward, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
 
     row = Output((1, T), "q", plan.dtype)
     outputs = [Output((T, Dv), "qd", plan.dtype, across=call.transposed), row, row]
-    grid = Grid(plan, call.sizes, call.every, keys_outer=False)
+    grid = Grid(plan, call.sizes, call.every)
     out, m, log_sum = run(Kernel(FORWARD, call, grid, call.x, outputs, shapes, start, visit, finish))
     ys = out[:, : plan.T], m[:, 0, : plan.T], log_sum[:, 0, : plan.T]
     return [call.gather(y, call.every, own) for y, own in zip(ys, levels.outputs, strict=True)]
@@ -156,8 +135,10 @@ def are_sums(call: Call) -> bool:
 
 def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out_dot, lse_dot) of all heads."""
-    call = Call(plan_of(fun, levels, xs, TANGENT), fun.tree, levels, xs, over_keys=True)
-    plan, saved = call.plan, Saved.of(call)
+    at_distances = bool(active_tables(fun, of_one(fun, levels, xs)))
+    plan = plan_of(fun, levels, xs, TANGENT, at_distances=at_distances)
+    call = Call(plan, fun.tree, levels, xs, over_keys=True)
+    saved = Saved.of(call)
     raw_dot = select_active(fun.tree, fun.argnums, call.more[3:])
     # The tangent of the sink is a matter of whole rows.
     in_kernel = raw_dot._replace(sink=None, dropout=None, captured=call.values_dot(raw_dot.captured))
@@ -176,7 +157,7 @@ def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[j
         return a, lse_dot.reshape(1, nq)
 
     outputs = [Output((T, Dv), "qd", plan.dtype, across=call.transposed), Output((1, T), "q", plan.dtype)]
-    grid = Grid(plan, call.sizes, call.every, keys_outer=False)
+    grid = Grid(plan, call.sizes, call.every)
     start = zeros(shapes, plan.dtype)
     kernel = Kernel(TANGENT, call, grid, operands, outputs, shapes, start, visit, finish, saved.rows)
     a, lse_dot = run(kernel)
@@ -223,12 +204,17 @@ def fits(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def cotangents(fun: Backward, levels: BatchLevels, run: Run, dtype: Any, *xs: Operand) -> list[jax.Array]:
-    """Those of the active operands, by kernels that read the cotangent of out in a dtype (None: in float32)."""
+    """Those of the active operands, by kernels that read the cotangent of out in a dtype (None: in float32).
+
+    On a GPU, which cannot sum over the diagonals of a tile, a table has a kernel of its own.
+    """
     given_plan = partial(plan_of, fun, levels, xs, float32_dout=dtype is None)
     call = Call(given_plan(BACKWARD_Q), fun.tree, levels, xs)
     pull = Pullback.of(call, run, dtype)
     # Each active operand by its number, so that every cotangent finds its place.
     given = select_active(fun.tree, fun.argnums, fun.argnums)
+    tables = {n: given.captured[n] for n in active_tables(fun, of_one(fun, levels, xs))}
+    given = given._replace(captured=tuple(None if n in tables else i for n, i in enumerate(given.captured)))
     active = given._replace(captured=numbered_values(call, given.captured, fun.tree.num_leaves))
     found: dict[int, tuple[jax.Array, tuple[int, ...]]] = {}
     of_queries, of_keys = pull.sides(active)
@@ -245,6 +231,9 @@ def cotangents(fun: Backward, levels: BatchLevels, run: Run, dtype: Any, *xs: Op
         captured = {n: i for n, i in enumerate(given.captured) if i is not None}
         for (n, i), y in zip(captured.items(), call.pull_values([*captured], of_values), strict=True):
             found[i] = y, call.raw.captured[n].own
+    if tables:
+        plan = given_plan(BACKWARD_TABLE, at_distances=True)
+        found |= Pullback.of(Call(plan, fun.tree, levels, xs), run, dtype).to_tables(tables)
     if active.sink is not None:
         dsink = (pull.saved.sink_weight(call) * pull.g).reshape(-1, call.plan.T)
         found[active.sink] = dsink if call.raw.sink.array.ndim == 2 else dsink.sum(-1), call.every
@@ -345,7 +334,7 @@ class Pullback:
             return add(carry, sums), [*of_tile, *of_offsets]
 
         scale_last = plan.platform == "gpu" and active.scale is None
-        grid = Grid(plan, call.sizes, every, keys_outer=False)
+        grid = Grid(plan, call.sizes, every)
         shapes = [(D, nq), *((n, nq) for n in entries)]
         kernel = Kernel(
             BACKWARD_Q,
@@ -408,3 +397,34 @@ class Pullback:
             i: (y[:, : plan.S, 0] if leaf.role == "k" else y[:, : plan.S], kept)
             for (i, leaf), y in zip(pairs, self.run(kernel), strict=True)
         }
+
+    def to_tables(self, active: dict[int, int]) -> dict[int, Any]:
+        """The cotangents of tables, by number in what the score modifier captured: each diagonal of tiles sums, pair by
+        pair, those of what was looked up for it."""
+        call, plan, x = self.call, self.call.plan, self.operands[0]
+        at_offsets = {n: leaf for n, leaf in enumerate(x.captured) if leaf.role == "o"}
+        wanted = Operands(
+            None, None, None, captured=tuple(n if n in at_offsets else None for n in range(len(x.captured)))
+        )
+        own = tuple(sorted({level for leaf in at_offsets.values() for level in leaf.own}))
+        # Heads that share a table are visited one after another, where enough programs are left.
+        enough = math.prod(call.sizes[level] for level in own) * plan.q_tiles >= tuning.GPU_PROGRAMS
+        grid = Grid(plan, call.sizes, own if enough else call.every, diagonals=True)
+        shape = (plan.k_tile, plan.q_tile)
+        outputs = [Output((grid.outer * plan.k_tile, plan.q_tile), "kd", plan.dtype)] * len(at_offsets)
+
+        def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool, finite: bool) -> tuple[Carry, Carry]:
+            parts = self.tile(operands, i, j, masked, finite, wanted, scale_last=False)
+            return add(carry, [part for part in parts.captured if part is not None]), ()
+
+        shapes = [shape] * len(at_offsets)
+        start, finish = zeros(shapes, plan.dtype), lambda carry, x: carry
+        kernel = Kernel(
+            BACKWARD_TABLE, call, grid, self.operands, outputs, shapes, start, visit, finish, self.saved.rows
+        )
+        sums = (sums_at_offsets(y.reshape(-1, grid.outer, *shape)) for y in self.run(kernel))
+        of = {n: call.gather(y, grid.kept, at_offsets[n].own) for n, y in zip(at_offsets, sums, strict=True)}
+        floats = ((n, leaf) for n, leaf in enumerate(x.captured) if is_float(leaf.array))
+        of_values = [of[n] if n in of else jnp.zeros_like(leaf.array) for n, leaf in floats]
+        pulled = zip(active.items(), call.pull_values([*active], of_values), strict=True)
+        return {i: (y, call.raw.captured[n].own) for (n, i), y in pulled}

@@ -24,6 +24,15 @@ from jattn.engine.forward import Forward
 from jattn.engine.kernels import cudnn, passes
 from jattn.engine.kernels.distances import in_order
 from jattn.engine.kernels.layout import is_float
+from jattn.engine.kernels.plans import (
+    BACKWARD_KV,
+    BACKWARD_Q,
+    BACKWARD_TABLE,
+    FORWARD,
+    active_tables,
+    kernel_plan,
+    score_at_distances,
+)
 from jattn.engine.kernels.score import SeparatedScore, by_distance, has_values
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
@@ -117,7 +126,7 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any], *, 
     if found is None and isinstance(fun, Backward):
         found = of_bias_gradient(fun, plan, x, levels)
     if found is None and isinstance(fun, DerivativePass):
-        found = of_table_derivative(fun, x)
+        found = of_table_derivative(fun, x, levels)
     if found is None and platform == "gpu" and plan.implementation is None:
         if exported:  # jax.export refuses it
             return "JAX does not promise to read a kernel of the GPU again, which is what an export is for"
@@ -126,6 +135,9 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any], *, 
         if gpu_generation() != tuning.GPU_GENERATION:
             capability = f"an NVIDIA GPU of compute capability {tuning.GPU_GENERATION}"
             return f"the GPU kernel was run on {capability}; elsewhere implementation='kernel' asks for it"
+        if isinstance(fun, DerivativePass) and active_tables(fun, x):
+            what = "the derivative with respect to a table was not run in the GPU kernel"
+            return f"{what}: implementation='kernel' asks for it"
     unknown = platform == "gpu" and not gpu_is_known()
     if found is None and unknown and plan.implementation != "interpret":
         return (
@@ -146,11 +158,17 @@ def of_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
     return of_gpu_sizes(plan, x, levels) if plan.platform == "gpu" else of_tpu_sizes(plan, x, levels)
 
 
-def schedule_bytes(plan: Plan, x: Operands, levels: BatchLevels, itemsize: int) -> tuple[int, str]:
-    """Bytes of one number for each tile of the mask, and how many tiles these are, in words."""
-    plan = passes.kernel_plan(plan, x, passes.BACKWARD_KV)  # none has smaller tiles
+def schedule_bytes(
+    plan: Plan, x: Operands, levels: BatchLevels, itemsize: int, kernel: str = BACKWARD_KV
+) -> tuple[int, str]:
+    """Bytes of one number for each tile that a kernel lists, and how many tiles these are, in words.
+
+    The kernel of dk and dv has the smallest tiles but for that of tables, which lists them by diagonals.
+    """
+    plan = kernel_plan(plan, x, kernel)
     heads = math.prod(levels.sizes) if jax.tree.leaves((x.mask, x.q_positions, x.k_positions)) else 1
-    return itemsize * heads * plan.q_tiles * plan.k_tiles, f"{heads} × {plan.q_tiles} × {plan.k_tiles} tiles"
+    listed = plan.q_tiles + plan.k_tiles - 1 if kernel == BACKWARD_TABLE else plan.q_tiles
+    return itemsize * heads * listed * plan.k_tiles, f"{heads} × {listed} × {plan.k_tiles} tiles"
 
 
 def of_tpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
@@ -172,10 +190,12 @@ def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
     for width in (x.q.shape[1], x.v.shape[1]):
         if width not in tuning.GPU_WIDTHS:
             return f"a head of width {width} is not one of 16, 32, 64 and 128"
-    size, tiles = schedule_bytes(plan, x, levels, 2)
-    if size > tuning.GPU_SCHEDULE_BYTES:
-        return f"the list of {tiles} would take {size >> 20} MiB"
-    return None
+    return of_gpu_schedule(plan, x, levels)
+
+
+def of_gpu_schedule(plan: Plan, x: Operands, levels: BatchLevels, kernel: str = BACKWARD_KV) -> str | None:
+    size, tiles = schedule_bytes(plan, x, levels, 2, kernel)
+    return f"the list of {tiles} would take {size >> 20} MiB" if size > tuning.GPU_SCHEDULE_BYTES else None
 
 
 def of_options(plan: Plan, x: Operands) -> str | None:
@@ -187,7 +207,7 @@ def of_options(plan: Plan, x: Operands) -> str | None:
             return "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others"
         if np.dtype(rate.dtype) != np.float32:
             return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
-    kernel = passes.kernel_plan(plan, x, passes.FORWARD)
+    kernel = kernel_plan(plan, x, FORWARD)
     score = kernel.score if isinstance(kernel.score, SeparatedScore) else None
     if isinstance(plan.score, ScalarScore) and (score is None or (plan.platform == "tpu" and score.tables)):
         return (
@@ -266,10 +286,10 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
     return None
 
 
-def of_table_derivative(fun: DerivativePass, x: Operands) -> str | None:
+def of_table_derivative(fun: DerivativePass, x: Operands, levels: BatchLevels) -> str | None:
     active = select_active(fun.tree, fun.argnums, fun.argnums)
     captured = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None]
-    score = passes.kernel_plan(fun.plan, x, passes.BACKWARD_Q).score
+    score = kernel_plan(fun.plan, x, BACKWARD_Q).score
     if isinstance(score, SeparatedScore):
         if captured and any(map(is_float, score.tables)):
             return "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
@@ -277,13 +297,19 @@ def of_table_derivative(fun: DerivativePass, x: Operands) -> str | None:
     if not any(c.ndim for c in captured) or by_distance(score):
         return None
     if fun.platform == "gpu":
-        return "the derivative with respect to a table is not in the GPU kernel"
+        return of_gpu_table(fun, x, levels)
     if isinstance(fun, Tangent) or np.dtype(x.q.dtype) == np.float32:
         return None
     return (
         f"the gradient of a table in {np.dtype(x.q.dtype)} does not fit into vector memory where rows have positions "
         "(TPU v5; of float32 it does)"
     )
+
+
+def of_gpu_table(fun: DerivativePass, x: Operands, levels: BatchLevels) -> str | None:
+    if not active_tables(fun, x) or score_at_distances(fun.plan, x) is None:
+        return "where rows have positions the derivative with respect to a table is not in the GPU kernel"
+    return of_gpu_schedule(fun.plan, x, levels, BACKWARD_TABLE) if isinstance(fun, Backward) else None
 
 
 def parts_of(mask: Mask) -> list[Any]:
