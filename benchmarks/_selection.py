@@ -69,8 +69,11 @@ def held(job: Job) -> int | None:
         return CUDNN_HOLDS[job["derivative"]] * (2 if twice else 1)
     if job["section"] != "kernels":
         return None
-    twice = job["device"] == "H200" and job["dtype"] == "bfloat16" and job["derivative"] == "gradient"
-    return HOLDS[job["derivative"]] + 2 * twice
+    if job["device"] != "H200" or job["derivative"] != "gradient":
+        return HOLDS[job["derivative"]]
+    of_tables = any(kind in job["way"] for kind in ("_bias(table)", "table by distance"))
+    of_backward = HOLDS["gradient"] - HOLDS["value"] + (of_tables and "not active" not in job["way"])
+    return HOLDS["value"] + of_backward * (2 if job["dtype"] == "bfloat16" else 1)
 
 
 def of_lengths(derivatives: Sequence[str], everything: bool) -> Iterator[Job]:

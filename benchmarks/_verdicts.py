@@ -208,9 +208,9 @@ compiled as the compiler does by itself, the others with its least effort: the T
 computes."""
 OF_KERNELS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
 b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two; in bfloat16 on a
-GPU a gradient holds five, of which three run. Those of a GPU make their products of matrices on tensor cores alone,
-says the assembly; after a slash: bytes that a thread of the kernel with the most keeps in memory for want of registers,
-says ptxas."""
+GPU a gradient holds five, of which three run. With that of a learned table it is one more there, in bfloat16 two. Those
+of a GPU make their products of matrices on tensor cores alone, says the assembly; after a slash: bytes that a thread of
+the kernel with the most keeps in memory for want of registers, says ptxas."""
 OF_CUDNN = """With implementation='cudnn', T = 4,096, bfloat16: calls of cuDNN, which become kernels where they run, and
 loops beside them for operands that are not finite. A value and a jvp hold one call, a gradient two, with that of lse
 four."""

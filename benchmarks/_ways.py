@@ -309,6 +309,7 @@ KERNELS = [
     kernel("dropout, distance_bias(table)",
            lambda x, key: {"score": scores.distance_bias(x), "dropout_rate": 0.1, "dropout_key": key},
            lambda T: (1025,), key_of_random),
+    kernel("a user's function of a table by distance", lambda x: {"score": of_distances(x)}, lambda T: (1025,)),
 ]  # fmt: skip
 """What both devices have kernels for."""
 
@@ -329,11 +330,10 @@ GPU_KERNELS = [
 
 TPU_KERNELS = [
     kernel("heads of 256, two tables and soft_cap", two_tables, lambda T: (1025,), D=256),
-    kernel("a user's function of a table by distance", lambda x: {"score": of_distances(x)}, lambda T: (1025,)),
     kernel("where(f) of an array by distance", lambda x: {"mask": masks.where(lambda t, s: x[t - s]) & CAUSAL},
            None, lambda T: Shape((T,), BOOL)),
 ]  # fmt: skip
-"""What the TPU alone has kernels for: what a user's function looks up by distance, and wider heads."""
+"""What the TPU alone has kernels for: wider heads, and an array that a mask looks up by distance; a GPU gathers."""
 
 LIBRARY = {"implementation": "cudnn"}
 CUDNN = [

@@ -623,7 +623,7 @@ plant("what a score captured alone taken for what is differentiated", PASSES,
       "has_values(call.plan.score) and any(i is not None for i in given.captured)", "has_values(call.plan.score)",
       f"{AS_DEFINED}[a user's, over an array by query and by key]")
 plant("in a kernel of the GPU, the derivative with respect to a table not refused", "jattn/engine/kernels/support.py",
-      'if not active_tables(fun, x) or score_at', 'if False and score_at',
+      'if score_at_distances(fun.plan, x) is None', 'if False',
       "kernels_gpu.py::test_the_derivative_with_respect_to_a_table_is_kernels_where_rows_have_no_positions")
 plant("the sums of the diagonals of a tile added one offset further on", "jattn/engine/kernels/distances.py",
       "[(1, n)]).reshape(heads", "[(2, n - 1)]).reshape(heads",

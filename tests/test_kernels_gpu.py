@@ -232,9 +232,23 @@ def tables_and_scalars(x):
     return scores.compose(first, scores.soft_cap(3.0), second, scores.alibi(x["c"]))
 
 
+def tables_of_a_function(x):
+    """By distance, and by query and by key, beside a scalar."""
+    table = jnp.tile(x["table"], 5)
+
+    def score(x_, t, s):
+        far = table[jnp.clip((s + 3) - (t - 61), 0, 128)]
+        return x_ * jnp.cos(far * x["c"]) + table[t % 9] * jnp.sin(far) - table[s % 5] + x["c"]
+
+    return score
+
+
 @pytest.mark.structure
-@pytest.mark.parametrize("tile", [(64, 64), (32, 64)])
-def test_the_gradient_of_a_table_is_summed_along_the_diagonals_of_square_tiles(tile, interpreted, monkeypatch):
+@pytest.mark.parametrize(
+    ("score", "tile"),
+    [(tables_and_scalars, (64, 64)), (tables_and_scalars, (32, 64)), (tables_of_a_function, (64, 64))],
+)
+def test_the_gradient_of_a_table_is_summed_along_the_diagonals_of_square_tiles(score, tile, interpreted, monkeypatch):
     squares, run = [], gpu.run
 
     def spied(kernel, **how):
@@ -243,7 +257,7 @@ def test_the_gradient_of_a_table_is_summed_along_the_diagonals_of_square_tiles(t
         return run(kernel, **how)
 
     monkeypatch.setattr(gpu, "run", spied)
-    assert_as_defined((("table", "c"), masks.window(70, 20), tables_and_scalars, {}), 150, 150, D, Dv, tile, how=HOW)
+    assert_as_defined((("table", "c"), masks.window(70, 20), score, {}), 150, 150, D, Dv, tile, how=HOW)
     assert set(squares) == {(64, 64, 5) if tile == (64, 64) else (32, 32, 9)}
 
 
@@ -633,19 +647,23 @@ def test_the_derivative_with_respect_to_a_table_is_kernels_where_rows_have_no_po
     how = "kernel"
     assert passes_of(0, tangent) == {"forward": True, "tangent": True}
 
-    at = {name: np.arange(2048, dtype=np.int32) for name in ("q_positions", "k_positions")}
-    said = "where rows have positions the derivative with respect to a table is not in the GPU kernel"
-    assert passes_of(0, jax.grad) == {"forward": True, "backward": said}
-    assert passes_of(0, tangent) == {"forward": True, "tangent": said}
-    assert passes_of(1, jax.grad) == {"forward": True, "backward": True}
-    assert passes_of(1, tangent) == {"forward": True, "tangent": True}
-
-    score = lambda table: lambda x, t, s: x + table[t - s]  # noqa: E731
-    said = "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
-    assert passes_of(0, jax.grad) == {"forward": True, "backward": said}
-    assert passes_of(0, tangent) == {"forward": True, "tangent": said}
-    assert passes_of(1, jax.grad) == {"forward": True, "backward": True}
-    assert passes_of(1, tangent) == {"forward": True, "tangent": True}
+    of_own = lambda table: lambda x, t, s: x + table[t - s]  # noqa: E731
+    positions = {name: np.arange(2048, dtype=np.int32) for name in ("q_positions", "k_positions")}
+    twice = lambda table: lambda x, t, s: x + table[(t + s) % 201]  # noqa: E731
+    score = of_own
+    assert passes_of(0, jax.grad) == {"forward": True, "backward": True}
+    assert passes_of(0, tangent) == {"forward": True, "tangent": True}
+    which = "looked up for each pair, and not by t − s of rows without positions, has no derivative in the kernel"
+    for what, score, at in (  # noqa: B007
+        ("a table that is", scores.distance_bias, positions),
+        ("what stands beside an array that is", of_own, positions),
+        ("what stands beside an array that is", twice, {}),
+    ):
+        said = f"{what} {which}"
+        assert passes_of(0, jax.grad) == {"forward": True, "backward": said}
+        assert passes_of(0, tangent) == {"forward": True, "tangent": said}
+        assert passes_of(1, jax.grad) == {"forward": True, "backward": True}
+        assert passes_of(1, tangent) == {"forward": True, "tangent": True}
 
 
 def asked(*x):

@@ -21,7 +21,7 @@ from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
 from jattn.engine.kernels.distances import distances, in_order, over_diagonals
 from jattn.engine.kernels.grid import Grid
-from jattn.engine.kernels.score import SeparatedScore, has_values
+from jattn.engine.kernels.score import SeparatedScore, has_values, is_float
 from jattn.engine.plan import ROLES, Operands, Plan, pad, repeat_last
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile, reaches_beyond, within
@@ -335,10 +335,6 @@ class Call:
 def wide(plan: Plan, x: Any) -> Any:
     """What was read, in the dtype of the arithmetic: itself where it has it already."""
     return x if x is None or x.dtype == plan.dtype else x.astype(plan.dtype)
-
-
-def is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
 
 
 class Output(NamedTuple):

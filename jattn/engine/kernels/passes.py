@@ -22,18 +22,18 @@ from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
 from jattn.engine.kernels.distances import sums_at_offsets, sums_of_diagonals
 from jattn.engine.kernels.grid import Grid
-from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, is_float, wide
+from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, wide
 from jattn.engine.kernels.plans import (
     BACKWARD_KV,
     BACKWARD_Q,
     BACKWARD_TABLE,
     FORWARD,
     TANGENT,
-    active_tables,
+    differentiates_tables,
     of_one,
     plan_of,
 )
-from jattn.engine.kernels.score import has_values
+from jattn.engine.kernels.score import has_values, is_float
 from jattn.engine.plan import Operands, select_active
 from jattn.engine.tangent import Recomputed, Tangent, allowed_pairs, live_rows, tangent_tile
 from jattn.partials import SoftmaxState
@@ -135,7 +135,7 @@ def are_sums(call: Call) -> bool:
 
 def tangent(fun: Tangent, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
     """(out_dot, lse_dot) of all heads."""
-    at_distances = bool(active_tables(fun, of_one(fun, levels, xs)))
+    at_distances = differentiates_tables(fun, of_one(fun, levels, xs))
     plan = plan_of(fun, levels, xs, TANGENT, at_distances=at_distances)
     call = Call(plan, fun.tree, levels, xs, over_keys=True)
     saved = Saved.of(call)
@@ -208,16 +208,15 @@ def cotangents(fun: Backward, levels: BatchLevels, run: Run, dtype: Any, *xs: Op
 
     On a GPU, which cannot sum over the diagonals of a tile, a table has a kernel of its own.
     """
-    given_plan = partial(plan_of, fun, levels, xs, float32_dout=dtype is None)
+    at_distances = differentiates_tables(fun, of_one(fun, levels, xs))
+    given_plan = partial(plan_of, fun, levels, xs, float32_dout=dtype is None, at_distances=at_distances)
     call = Call(given_plan(BACKWARD_Q), fun.tree, levels, xs)
     pull = Pullback.of(call, run, dtype)
     # Each active operand by its number, so that every cotangent finds its place.
     given = select_active(fun.tree, fun.argnums, fun.argnums)
-    tables = {n: given.captured[n] for n in active_tables(fun, of_one(fun, levels, xs))}
-    given = given._replace(captured=tuple(None if n in tables else i for n, i in enumerate(given.captured)))
     active = given._replace(captured=numbered_values(call, given.captured, fun.tree.num_leaves))
     found: dict[int, tuple[jax.Array, tuple[int, ...]]] = {}
-    of_queries, of_keys = pull.sides(active)
+    of_queries, of_keys, of_tables = pull.sides(active)
     if jax.tree.leaves(of_queries):
         found |= pull.to_queries(of_queries)
     if jax.tree.leaves(of_keys):
@@ -225,15 +224,16 @@ def cotangents(fun: Backward, levels: BatchLevels, run: Run, dtype: Any, *xs: Op
         same = (plan.q_tile, plan.k_tile) == (call.plan.q_tile, call.plan.k_tile)
         by_keys = pull if same else Pullback.of(Call(plan, fun.tree, levels, xs), run, dtype)
         found |= by_keys.to_keys(of_keys)
+    of_offsets = call
+    if jax.tree.leaves(of_tables):
+        of_offsets = Call(given_plan(BACKWARD_TABLE), fun.tree, levels, xs)
+        found |= Pullback.of(of_offsets, run, dtype).to_tables(of_tables)
     if has_values(call.plan.score) and any(i is not None for i in given.captured):
         pairs = zip(active.captured, call.x.captured, strict=True)
         of_values = [call.gather(*found[i], leaf.own) for i, leaf in pairs if i is not None]
         captured = {n: i for n, i in enumerate(given.captured) if i is not None}
-        for (n, i), y in zip(captured.items(), call.pull_values([*captured], of_values), strict=True):
+        for (n, i), y in zip(captured.items(), of_offsets.pull_values([*captured], of_values), strict=True):
             found[i] = y, call.raw.captured[n].own
-    if tables:
-        plan = given_plan(BACKWARD_TABLE, at_distances=True)
-        found |= Pullback.of(Call(plan, fun.tree, levels, xs), run, dtype).to_tables(tables)
     if active.sink is not None:
         dsink = (pull.saved.sink_weight(call) * pull.g).reshape(-1, call.plan.T)
         found[active.sink] = dsink if call.raw.sink.array.ndim == 2 else dsink.sum(-1), call.every
@@ -300,14 +300,18 @@ class Pullback:
         plan = dataclasses.replace(self.call.plan, finite=finite)
         return backward_tile(plan, w, active._replace(scale=None), dout, g, scale_last=scale_last)
 
-    def sides(self, active: Operands) -> tuple[Operands, Operands]:
-        """The active operands whose cotangents a query tile sums, and those of which a key tile does."""
+    def sides(self, active: Operands) -> tuple[Operands, Operands, Operands]:
+        """The active operands whose cotangents a query tile sums, those of which a key tile does, and those of which on
+        a GPU a diagonal of tiles does."""
+
+        def side(leaf: Leaf) -> str:
+            return leaf.role if leaf.role == "k" or (leaf.role == "o" and self.call.plan.platform == "gpu") else "q"
+
         pairs = list(zip(active.captured, self.call.x.captured, strict=True))
-        of_keys, others = (
-            tuple(i if (leaf.role == "k") is column else None for i, leaf in pairs) for column in (True, False)
-        )
-        of_queries = active._replace(k=None, v=None, sink=None, captured=others)
-        return of_queries, Operands(None, active.k, active.v, captured=of_keys)
+        captured = {of: tuple(i if side(leaf) == of else None for i, leaf in pairs) for of in "qko"}
+        of_queries = active._replace(k=None, v=None, sink=None, captured=captured["q"])
+        of_keys = Operands(None, active.k, active.v, captured=captured["k"])
+        return of_queries, of_keys, Operands(None, None, None, captured=captured["o"])
 
     def to_queries(self, active: Operands) -> dict[int, Any]:
         """The cotangents of q, bias, scale and what the score modifier captured."""
@@ -398,14 +402,13 @@ class Pullback:
             for (i, leaf), y in zip(pairs, self.run(kernel), strict=True)
         }
 
-    def to_tables(self, active: dict[int, int]) -> dict[int, Any]:
-        """The cotangents of tables, by number in what the score modifier captured: each diagonal of tiles sums, pair by
-        pair, those of what was looked up for it."""
-        call, plan, x = self.call, self.call.plan, self.operands[0]
-        at_offsets = {n: leaf for n, leaf in enumerate(x.captured) if leaf.role == "o"}
-        wanted = Operands(
-            None, None, None, captured=tuple(n if n in at_offsets else None for n in range(len(x.captured)))
-        )
+    def to_tables(self, active: Operands) -> dict[int, Any]:
+        """The cotangents of what the score modifier looked up by distance: each diagonal of tiles sums them pair by
+        pair."""
+        call, plan = self.call, self.call.plan
+        at_offsets = {
+            i: leaf for i, leaf in zip(active.captured, self.operands[0].captured, strict=True) if i is not None
+        }
         own = tuple(sorted({level for leaf in at_offsets.values() for level in leaf.own}))
         # Heads that share a table are visited one after another, where enough programs are left.
         enough = math.prod(call.sizes[level] for level in own) * plan.q_tiles >= tuning.GPU_PROGRAMS
@@ -414,7 +417,7 @@ class Pullback:
         outputs = [Output((grid.outer * plan.k_tile, plan.q_tile), "kd", plan.dtype)] * len(at_offsets)
 
         def visit(operands: Any, carry: Carry, i: Any, j: Any, masked: bool, finite: bool) -> tuple[Carry, Carry]:
-            parts = self.tile(operands, i, j, masked, finite, wanted, scale_last=False)
+            parts = self.tile(operands, i, j, masked, finite, active, scale_last=False)
             return add(carry, [part for part in parts.captured if part is not None]), ()
 
         shapes = [shape] * len(at_offsets)
@@ -422,9 +425,5 @@ class Pullback:
         kernel = Kernel(
             BACKWARD_TABLE, call, grid, self.operands, outputs, shapes, start, visit, finish, self.saved.rows
         )
-        sums = (sums_at_offsets(y.reshape(-1, grid.outer, *shape)) for y in self.run(kernel))
-        of = {n: call.gather(y, grid.kept, at_offsets[n].own) for n, y in zip(at_offsets, sums, strict=True)}
-        floats = ((n, leaf) for n, leaf in enumerate(x.captured) if is_float(leaf.array))
-        of_values = [of[n] if n in of else jnp.zeros_like(leaf.array) for n, leaf in floats]
-        pulled = zip(active.items(), call.pull_values([*active], of_values), strict=True)
-        return {i: (y, call.raw.captured[n].own) for (n, i), y in pulled}
+        found = (sums_at_offsets(y.reshape(-1, grid.outer, *shape)) for y in self.run(kernel))
+        return {i: (y, grid.kept) for i, y in zip(at_offsets, found, strict=True)}

@@ -9,7 +9,7 @@ import jax
 from jattn._numerics import is_half
 from jattn.engine import tuning
 from jattn.engine.batching import BatchLevels, Operand
-from jattn.engine.kernels.score import DistanceScore, SeparatedScore, kernel_score
+from jattn.engine.kernels.score import DistanceScore, KernelScore, SeparatedScore, is_float, kernel_score
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore, TileScore
@@ -68,17 +68,26 @@ def of_one(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Any]) -> Oper
     return x
 
 
-def score_at_distances(plan: Plan, x: Operands) -> DistanceScore | None:
-    """The score modifier with its tables looked up at every distance, where rows have no positions."""
-    if x.q_positions is not None or x.k_positions is not None or not isinstance(plan.score, TileScore):
+def score_at_distances(plan: Plan, x: Operands) -> KernelScore | None:
+    """The score modifier with all that it looks up by distance as an operand, where rows have no positions; None where
+    it looks up more than that for a pair."""
+    rows = (plan.q_rows, plan.k_rows), (plan.T, plan.S)
+    if x.q_positions is not None or x.k_positions is not None:
         return None
-    return DistanceScore.of(plan.score, x.captured, ((plan.q_rows, plan.k_rows), (plan.T, plan.S)))
+    if isinstance(plan.score, TileScore):
+        return DistanceScore.of(plan.score, x.captured, rows)
+    found = SeparatedScore.of(plan.score, rows) if isinstance(plan.score, ScalarScore) else None
+    return None if found is None or found.tables else found
 
 
-def active_tables(fun: DerivativePass, x: Operands) -> list[int]:
-    """The tables of a score modifier of this library whose derivative a pass takes on a GPU, which has it by distance:
-    by number in what was captured."""
-    if fun.plan.platform != "gpu" or not isinstance(fun.plan.score, TileScore):
-        return []
-    active = select_active(fun.tree, fun.argnums, fun.argnums).captured
-    return [n for n, (c, i) in enumerate(zip(x.captured, active, strict=True)) if i is not None and c.ndim]
+def differentiates_tables(fun: DerivativePass, x: Operands) -> bool:
+    """Whether a pass takes, on a GPU, the derivative of a score modifier with respect to a table that it looks up for
+    each pair, or to what stands beside one in a user's function."""
+    score, active = fun.plan.score, select_active(fun.tree, fun.argnums, fun.argnums).captured
+    captured = [c for c, i in zip(x.captured, active, strict=True) if i is not None]
+    if fun.plan.platform != "gpu":
+        return False
+    if isinstance(score, ScalarScore):
+        separated = SeparatedScore.of(score)
+        return bool(captured) and separated is not None and any(map(is_float, separated.tables))
+    return any(c.ndim for c in captured)

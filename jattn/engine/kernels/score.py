@@ -119,6 +119,10 @@ def kernel_score(plan: Plan, x: Operands) -> KernelScore | None:
     return SeparatedScore.of(score) if isinstance(score, ScalarScore) else score
 
 
+def is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
 def has_values(score: Any) -> bool:
     """Whether a kernel takes values that a score modifier makes of what it captured."""
     return isinstance(score, (SeparatedScore, DistanceScore))

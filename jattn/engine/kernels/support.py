@@ -23,17 +23,16 @@ from jattn.engine.batching import BatchLevels, Kernel
 from jattn.engine.forward import Forward
 from jattn.engine.kernels import cudnn, passes
 from jattn.engine.kernels.distances import in_order
-from jattn.engine.kernels.layout import is_float
 from jattn.engine.kernels.plans import (
     BACKWARD_KV,
     BACKWARD_Q,
     BACKWARD_TABLE,
     FORWARD,
-    active_tables,
+    differentiates_tables,
     kernel_plan,
     score_at_distances,
 )
-from jattn.engine.kernels.score import SeparatedScore, by_distance, has_values
+from jattn.engine.kernels.score import SeparatedScore, by_distance, has_values, is_float
 from jattn.engine.plan import Operands, Plan, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.score import ScalarScore, TileScore
@@ -135,7 +134,7 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any], *, 
         if gpu_generation() != tuning.GPU_GENERATION:
             capability = f"an NVIDIA GPU of compute capability {tuning.GPU_GENERATION}"
             return f"the GPU kernel was run on {capability}; elsewhere implementation='kernel' asks for it"
-        if isinstance(fun, DerivativePass) and active_tables(fun, x):
+        if isinstance(fun, DerivativePass) and differentiates_tables(fun, x):
             what = "the derivative with respect to a table was not run in the GPU kernel"
             return f"{what}: implementation='kernel' asks for it"
     unknown = platform == "gpu" and not gpu_is_known()
@@ -289,15 +288,11 @@ def of_bias_gradient(fun: Backward, plan: Plan, x: Operands, levels: BatchLevels
 def of_table_derivative(fun: DerivativePass, x: Operands, levels: BatchLevels) -> str | None:
     active = select_active(fun.tree, fun.argnums, fun.argnums)
     captured = [c for a, c in zip(active.captured, x.captured, strict=True) if a is not None]
-    score = kernel_plan(fun.plan, x, BACKWARD_Q).score
-    if isinstance(score, SeparatedScore):
-        if captured and any(map(is_float, score.tables)):
-            return "what is captured beside an array that is looked up for each pair has no derivative in the kernel"
-        return None
-    if not any(c.ndim for c in captured) or by_distance(score):
-        return None
     if fun.platform == "gpu":
         return of_gpu_table(fun, x, levels)
+    score = kernel_plan(fun.plan, x, BACKWARD_Q).score
+    if has_values(score) or not any(c.ndim for c in captured):
+        return None
     if isinstance(fun, Tangent) or np.dtype(x.q.dtype) == np.float32:
         return None
     return (
@@ -307,8 +302,12 @@ def of_table_derivative(fun: DerivativePass, x: Operands, levels: BatchLevels) -
 
 
 def of_gpu_table(fun: DerivativePass, x: Operands, levels: BatchLevels) -> str | None:
-    if not active_tables(fun, x) or score_at_distances(fun.plan, x) is None:
-        return "where rows have positions the derivative with respect to a table is not in the GPU kernel"
+    if not differentiates_tables(fun, x):
+        return None
+    if score_at_distances(fun.plan, x) is None:
+        what = "what stands beside an array that is" if isinstance(fun.plan.score, ScalarScore) else "a table that is"
+        otherwise = "looked up for each pair, and not by t − s of rows without positions"
+        return f"{what} {otherwise}, has no derivative in the kernel"
     return of_gpu_schedule(fun.plan, x, levels, BACKWARD_TABLE) if isinstance(fun, Backward) else None
 
 
