@@ -81,8 +81,9 @@ def attention(
 
     Returns:
       out [B, H, T, Dv] in the dtype of the cached values (of q where they are bytes), or (out, lse [B, H, T]), lse in
-      float32 or wider. A query that may attend no key gives zeros and −inf. A row that is `full`, a query whose
-      window reaches back to what a ring let go, and one that attends a NaN or infinity, in k or in v, give NaN in both.
+      float32 or wider. A query that may attend no key gives zeros, and −inf or its sink. A row that is `full`, a query
+      whose window reaches back to what a ring let go, and one that attends a NaN or infinity, in k or in v, give NaN in
+      both.
 
     Raises:
       TypeError: `cache` is not a cache, mask not a mask, or a dtype is of the wrong kind.
