@@ -138,7 +138,7 @@ GPU_TILES = MappingProxyType(
 ones, and likewise of others. On an H200 these were the fastest of 86 tiles and numbers of warps, those of the backward
 pass in 16 bits of 46 more (B = 2, H = 16, T = 4,096, causal), or within a tenth of it and with fewer values spilled to
 memory: logits, weights, what is as wide as the heads and the sums that a fold carries lie in registers, of which a
-thread has 255 (`make compile` asks ptxas)."""
+thread has 255 (`make compile` asks ptxas). The kernel of a table's gradient, in squares, was not measured."""
 
 GPU_FLOAT32_DOUT_TILE = (32, 32)
 """Of the backward pass of heads wider than 64 in 16 bits, where the cotangent of out is float32: it takes twice as many
