@@ -626,7 +626,7 @@ plant("in a kernel of the GPU, the derivative with respect to a table not refuse
       'if score_at_distances(fun.plan, x) is None', 'if False',
       "kernels_gpu.py::test_the_derivative_with_respect_to_a_table_is_kernels_where_rows_have_no_positions")
 plant("the sums of the diagonals of a tile added one offset further on", "jattn/engine/kernels/distances.py",
-      "[(1, n)]).reshape(heads", "[(2, n - 1)]).reshape(heads",
+      "((0, 0), (0, 0), (1, 0))", "((0, 0), (0, 0), (0, 1))",
       "kernels_gpu.py::test_the_gradient_of_a_table_is_summed_along_the_diagonals_of_square_tiles")
 plant("a diagonal of tiles that begins a tile further down", "jattn/engine/kernels/grid.py",
       "a + n - (self.plan.k_tiles - 1), n", "a + n - self.plan.k_tiles, n",
@@ -992,7 +992,7 @@ plant("masks of two classes as one program", ATTEND, "closed, classes(mask), pla
       USERS_OWN)
 plant("scores of two classes as one program", "jattn/engine/score.py", "TileScore(tree, classes(score), ",
       "TileScore(tree, (), ", USERS_OWN)
-plant("the sums along diagonals, rows added the other way round", "jattn/scores/_diagonals.py",
+plant("the sums along diagonals, rows added the other way round", "jattn/_diagonals.py",
       "_pad(first, apart, 0) + _pad(second, 0, apart)", "_pad(first, 0, apart) + _pad(second, apart, 0)",
       "scores.py::test_a_matrix_of_equal_diagonals_and_its_transpose")
 plant("a table that heads share looked up by each of them", "jattn/engine/tile.py",

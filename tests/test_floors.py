@@ -12,6 +12,7 @@ from jattn import one_head, reference
 
 FLOORS = {
     "_jax": -1,
+    "_diagonals": 0,
     "_types": 0,
     "_errors": 0,
     "_html": 0,
@@ -91,7 +92,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
     ],
     "page": [["_document"], ["_blocks", "_head_table", "_model", "_story"]],
     "positions": [["_angles", "_frequencies"], ["_rotary", "_scalings"]],
-    "scores": [["_pointwise", "_diagonals"], ["_relative"]],
+    "scores": [["_pointwise"], ["_relative"]],
     "sharding": [["_blocks", "_ring"], ["_exchange", "_statistics"], ["_schemes"], ["_mesh"], ["_plan"]],
 }
 PACKAGE = Path(jattn.__file__).parent

@@ -15,11 +15,11 @@ from jax.test_util import check_grads
 
 import jattn
 from jattn import masks, reference, scores
+from jattn._diagonals import toeplitz
 from jattn.engine import batching
 from jattn.engine.forward import Forward
 from jattn.engine.kernels.score import SeparatedScore
 from jattn.engine.score import hoist_closure
-from jattn.scores._diagonals import toeplitz
 
 TABLE, DISTANCES = normal(8, seed=3), normal(7, seed=4)
 t, s = np.arange(T)[:, None], np.arange(S)[None, :]

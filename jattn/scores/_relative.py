@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors
+from jattn._diagonals import of_distances
 from jattn._types import Array, ArrayLike, Float, Integer
 from jattn._values import show, static, value
-from jattn.scores._diagonals import of_distances
 from jattn.scores._pointwise import OfPairs, Score
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _jax
+from jattn._diagonals import diagonal_sums
 from jattn.engine.plan import Operands, Plan
 from jattn.engine.tuning import LANES
 
@@ -70,10 +71,9 @@ def sums_of_diagonals(x: jax.Array) -> jax.Array:
 def sums_at_offsets(x: jax.Array) -> jax.Array:
     """The sums at all offsets, [heads, queries + keys], of pairs on each diagonal of square tiles, [heads, diagonals,
     keys, queries]."""
-    heads, diagonals, n, _ = x.shape
-    # Each row one entry further right than the one below it: column c of row r comes to c − r + n.
-    rows = jnp.pad(x[:, :, ::-1], [(0, 0)] * 3 + [(1, n)]).reshape(heads, diagonals, -1)
-    sums = rows[..., : 2 * n * n].reshape(heads, diagonals, n, 2 * n).sum(2)
+    heads, _, n, _ = x.shape
+    sums = jnp.pad(diagonal_sums(x), ((0, 0), (0, 0), (1, 0)))  # entry c − r + n of column c in row r
+    # The second half of the offsets of a diagonal of tiles is the first of the next one's.
     first, second = (
         jnp.pad(half, ((0, 0), at, (0, 0))) for half, at in ((sums[..., :n], (0, 1)), (sums[..., n:], (1, 0)))
     )

@@ -28,6 +28,12 @@ def toeplitz(diagonals: jax.Array, n: int) -> jax.Array:
     return made
 
 
+def diagonal_sums(matrix: jax.Array) -> jax.Array:
+    """The transpose of `toeplitz`: of n rows, entry d is the sum of all matrix[i, j] with j − i + n − 1 = d."""
+    sums: jax.Array = diagonal_sums_p.bind(matrix, n=matrix.shape[-2])
+    return sums
+
+
 def _toeplitz(diagonals: jax.Array, *, n: int) -> jax.Array:
     batch, L = diagonals.shape[:-1], diagonals.shape[-1] + 1
     first = jnp.roll(_pad(diagonals, 0, 1), -(n - 1), -1)
