@@ -456,7 +456,9 @@ plant("the sum over devices left out", "jattn/engine/batching/partition.py",
 # Kernels.
 
 CHOSEN = "jattn/masks/_chosen.py"
-GRID, KERNEL, PASSES, TPU = (f"jattn/engine/kernels/{x}.py" for x in ("grid", "layout", "passes", "tpu"))
+GRID, KERNEL, PASSES, PULLBACK, TPU = (
+    f"jattn/engine/kernels/{x}.py" for x in ("grid", "layout", "passes", "backward", "tpu")
+)
 AS_DEFINED = "kernels.py::test_the_kernels_are_the_definition_and_its_derivatives"
 IN_GROUPS = "kernels.py::test_heads_that_share_their_keys_and_rows_of_their_own_lengths"
 plant("in a kernel, the same tile fetched at every step", TPU, "return fetch_ref[grid.place(states.own, h, a, b)]",
@@ -479,13 +481,13 @@ plant("in a kernel, the operands of another head", GRID, "index = index * self.s
       "index = at[level]", IN_GROUPS)
 plant("in a kernel, dk and dv of one head of a group alone", GRID, "self.count(self.shared) * self.inner",
       "self.inner", IN_GROUPS)
-plant("in a kernel, the cotangent of a row that is NaN", PASSES, "searched=call.raw.mask is not None", "searched=False",
-      f"{DOCUMENT}[gradient in kernels]")
+plant("in a kernel, the cotangent of a row that is NaN", PULLBACK, "searched=call.raw.mask is not None",
+      "searched=False", f"{DOCUMENT}[gradient in kernels]")
 plant("in a kernel, no sink", PASSES, "SoftmaxState.start(sink,", "SoftmaxState.start(None,",
       f"{AS_DEFINED}[one sink]")
-plant("in a kernel, the scale twice in the cotangent of the query", PASSES,
+plant("in a kernel, the scale twice in the cotangent of the query", PULLBACK,
       "q=scaled, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[everything]")
-plant("in a kernel, the bias transposed twice", PASSES, "[parts.bias.T]", "[parts.bias]", f"{AS_DEFINED}[everything]")
+plant("in a kernel, the bias transposed twice", PULLBACK, "[parts.bias.T]", "[parts.bias]", f"{AS_DEFINED}[everything]")
 DRAWN = "kernels.py::test_dropout_is_drawn_as_jax_random_draws_it"
 plant("in a kernel, dropout drawn in cells that are transposed", "jattn/engine/kernels/threefry.py",
       "jax.lax.rem(t, cell) * cell + jax.lax.rem(s, cell)", "jax.lax.rem(s, cell) * cell + jax.lax.rem(t, cell)", DRAWN)
@@ -506,9 +508,9 @@ plant("in a kernel, the first block chosen by an index that names none", CHOSEN,
 OVER_ARRAYS = f"{AS_DEFINED}[a user's, over arrays]"
 plant("in a kernel, what a score looks up taken for its tangent", KERNEL, "tuple(tangents))[1]", "tuple(tangents))[0]",
       OVER_ARRAYS)
-plant("in a kernel, no cotangent of what a score looks up for a query", PASSES, '"q": y[:, 0, : plan.T]',
+plant("in a kernel, no cotangent of what a score looks up for a query", PULLBACK, '"q": y[:, 0, : plan.T]',
       '"q": y[:, 0, : plan.T] * 0', OVER_ARRAYS)
-plant("in a kernel, no cotangent of what a score looks up for a key", PASSES, 'y[:, : plan.S, 0] if leaf.role == "k"',
+plant("in a kernel, no cotangent of what a score looks up for a key", PULLBACK, 'y[:, : plan.S, 0] if leaf.role == "k"',
       'y[:, : plan.S, 0] * 0 if leaf.role == "k"', OVER_ARRAYS)
 
 DISTANCES = "jattn/engine/kernels/distances.py"
@@ -556,14 +558,14 @@ plant("a kernel of the TPU that holds an int64", "jattn/engine/kernels/support.p
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"
 plant("in kernels of the GPU, a cotangent of out rounded to the 16 bits of the queries",
-      "jattn/engine/kernels/passes.py",
+      PULLBACK,
       "(jnp.isfinite(narrow) & exact).all()", "jnp.isfinite(narrow).all()",
       "kernels_gpu.py::test_of_16_bits_every_result_is_rounded_once_at_the_end[unrounded-bfloat16]")
 plant("in kernels of the GPU, whether a cotangent fits asked of a cast there and back",
-      "jattn/engine/kernels/passes.py",
+      PULLBACK,
       "jax.lax.reduce_precision(x, kind.nexp, kind.nmant)", "x.astype(dtype).astype(x.dtype)",
       "kernels_gpu.py::test_whether_a_cotangent_fits_into_16_bits_is_asked_of_its_bits[bfloat16]")
-plant("in kernels of the GPU, an infinite cotangent of out read in 16 bits", "jattn/engine/kernels/passes.py",
+plant("in kernels of the GPU, an infinite cotangent of out read in 16 bits", PULLBACK,
       "(jnp.isfinite(narrow) & exact).all()", "exact.all()",
       "kernels_gpu.py::test_of_16_bits_an_infinite_cotangent_is_that_of_the_loops_in_values")
 plant("in a kernel of the GPU, the last masked tile left out", GPU, "end = visited[place]", "end = visited[place] - 1",
@@ -572,7 +574,7 @@ plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] == 0"
       "kernels_gpu.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
 plant("in a kernel of the GPU, the part of a tile that is passed over left as it was", GPU,
       "loop(end, jnp.int32(grid.inner), nothing, carry) if kernel.of_tile else carry", "carry", f"{ON_GPU}[everything]")
-plant("in a kernel of the GPU, dk and dv in the tiles of dq", PASSES, "by_keys = pull if same else",
+plant("in a kernel of the GPU, dk and dv in the tiles of dq", PULLBACK, "by_keys = pull if same else",
       "by_keys = pull if True else", "kernels_gpu.py::test_each_kernel_has_tiles_that_its_registers_hold[32]")
 
 plant("what heads share rounded before it is summed", "jattn/engine/plan.py",
@@ -587,11 +589,11 @@ plant("in a kernel of the GPU, weights rounded to 16 bits", TILE, "return high, 
 plant("in a kernel of the GPU, a scaled query rounded to 16 bits", TILE,
       "(dot(k, q.T) if transposed else dot(q, k.T)) * scale",
       "dot(k, (q * scale.astype(q.dtype)).T) if transposed else dot(q * scale.astype(q.dtype), k.T)", ROUNDED)
-plant("in a kernel of the GPU, no scale in dq and dk", PASSES, "[carry[0] * operands[0].scale, *carry[1:]]", "carry",
+plant("in a kernel of the GPU, no scale in dq and dk", PULLBACK, "[carry[0] * operands[0].scale, *carry[1:]]", "carry",
       ROUNDED)
 plant("in a kernel of the GPU, no scale in dk of 16 bits", BACKWARD, "tiles.dot(ds, q) * scale if",
       "tiles.dot(ds, q) if", SCALES)
-plant("in a kernel of the GPU, one scale for all heads that share their keys", PASSES,
+plant("in a kernel of the GPU, one scale for all heads that share their keys", PULLBACK,
       "active.k is not None and set(x.scale.own) <= set(kept)", "active.k is not None", SCALES)
 plant("in a kernel of the GPU, no room for heads that share their keys", GPU,
       "kernel.grid.count(kernel.grid.shared) > 1 or", "False or",
@@ -619,7 +621,7 @@ plant("in a kernel of the GPU, the tables of another head", GPU, "(self.index, *
       "kernels_gpu.py::test_tables_that_differ_from_head_to_head_are_found_by_their_index")
 plant("in a kernel of the GPU, an index beyond an array", "jattn/_values.py", "jnp.clip(i, 0, n - 1)",
       "jnp.clip(i, 0, n)", f"{ON_GPU}[arrays of pairs]")
-plant("what a score captured alone taken for what is differentiated", PASSES,
+plant("what a score captured alone taken for what is differentiated", PULLBACK,
       "has_values(call.plan.score) and any(i is not None for i in given.captured)", "has_values(call.plan.score)",
       f"{AS_DEFINED}[a user's, over an array by query and by key]")
 plant("in a kernel of the GPU, the derivative with respect to a table not refused", "jattn/engine/kernels/support.py",

@@ -61,6 +61,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["score"],
         ["layout", "plans"],
         ["cudnn", "gpu", "passes", "tpu"],
+        ["backward"],
         ["support"],
         ["report"],
     ],

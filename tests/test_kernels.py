@@ -26,7 +26,7 @@ from jattn.engine.attend import make_plan
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels
 from jattn.engine.forward import Forward
-from jattn.engine.kernels import passes, support, tpu
+from jattn.engine.kernels import backward, passes, support, tpu
 from jattn.engine.kernels.score import by_distance as looks_up_distances
 from jattn.engine.kernels.score import kernel_score
 from jattn.engine.plan import Operands
@@ -707,7 +707,7 @@ def test_a_kernel_reads_what_was_written_and_nothing_else(mask, capfd):
         both = BatchLevels((2,), heads + ((0,),) * 5, heads[:3])
         cotangents = jnp.sin(out), jnp.cos(m + log_sum)
         x = q, *leaves, out, m, log_sum, *cotangents
-        return (out, m + log_sum), passes.backward(Backward(plan, tree, (0, 1, 2)), both, run, *x)
+        return (out, m + log_sum), backward.backward(Backward(plan, tree, (0, 1, 2)), both, run, *x)
 
     with jax.default_device(jax.devices("cpu")[0]):  # the interpreter's memory is the host's
         value, gradient = batch(jax.vmap(every, (0, None, None)))(q, k, v)

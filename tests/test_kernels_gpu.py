@@ -22,7 +22,7 @@ import jattn
 from jattn import _jax, masks, reference, scores
 from jattn.engine import tuning
 from jattn.engine.attend import attend_unrounded
-from jattn.engine.kernels import gpu, passes, plans, support
+from jattn.engine.kernels import backward, gpu, plans, support
 from jattn.engine.plan import Operands
 
 T, S, D, Dv = 100, 180, 16, 32
@@ -148,7 +148,7 @@ def test_whether_a_cotangent_fits_into_16_bits_is_asked_of_its_bits(dtype):
     others = [1 / 3, 1 + eps / 2, jnp.inf, jnp.nan, largest * (1 + eps / 4)]
     if dtype == jnp.float16:  # those of bfloat16 are 0 to XLA
         fitting, others = [*fitting, 3 * smallest], [*others, 2.5 * smallest]
-    fits = jax.jit(functools.partial(passes.fits, dtype=dtype))
+    fits = jax.jit(functools.partial(backward.fits, dtype=dtype))
     assert [bool(fits(jnp.full(3, x, jnp.float32).at[1].set(1))) for x in fitting] == [True] * len(fitting)
     assert [bool(fits(jnp.full(3, x, jnp.float32).at[1].set(1))) for x in others] == [False] * len(others)
     # XLA leaves out a cast there and back on a GPU, so that everything would fit.

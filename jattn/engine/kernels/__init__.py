@@ -1,13 +1,16 @@
 """Kernels: the passes of the engine as single programs of an accelerator, from the same functions of a tile.
 
 grid       the grid of a kernel: heads, tiles of one side, tiles of the other
+plans      which tiles a kernel has, and its name
 layout     the operands of all heads, in blocks by their roles, and what a kernel is made of
 threefry   the draws of dropout, of each pair by itself
 score      score modifiers, with what they look up as operands
 distances  what a score modifier looks up by distance, over the diagonals of a tile
-passes     the forward, tangent and backward pass, each as kernels: what they fold over tiles
+passes     the forward and the tangent pass, each as a kernel: what it folds over tiles
+backward   the backward pass as two or three kernels
 tpu        a kernel as a program of the TPU (Pallas, Mosaic)
 gpu        a kernel as a program of an NVIDIA GPU (Pallas, Triton)
+cudnn      what NVIDIA's own library computes in place of a kernel
 support    what has a kernel on which platform, and in words why what has none has none
 report     how each pass in a program would run on a platform
 

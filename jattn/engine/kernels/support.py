@@ -21,7 +21,7 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, Kernel
 from jattn.engine.forward import Forward
-from jattn.engine.kernels import cudnn, passes
+from jattn.engine.kernels import backward, cudnn, passes
 from jattn.engine.kernels.distances import in_order
 from jattn.engine.kernels.plans import (
     BACKWARD_KV,
@@ -44,7 +44,7 @@ PASSES: Mapping[type, Pass] = MappingProxyType(
     {
         Forward: passes.forward,
         Tangent: passes.tangent,
-        Backward: passes.backward,
+        Backward: backward.backward,
     }
 )
 PLATFORMS = ("tpu", "gpu")
