@@ -18,8 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn import _html
-from jattn._errors import wide
+from jattn import _errors, _html
 from jattn._numerics import HIDDEN, below, finite_or_zero, nan_where, zero_nonfinite_rows
 from jattn._types import (
     Array,
@@ -95,7 +94,8 @@ def steps(
 
     Args:
       q: [T, D]. k: [S, D]. v: [S, Dv].
-      mask: booleans, broadcastable to [T, S], True where a pair is allowed; None allows all.
+      mask: booleans, broadcastable to [T, S], True where a pair is allowed, as `masks.to_dense` makes them of a mask;
+        None allows all.
       score: f(score, q_position, k_position) -> score, on scalars.
       bias: added to the scores, broadcastable to [T, S].
       sink: a logit that joins the denominator and has no value, broadcastable to [T].
@@ -104,6 +104,10 @@ def steps(
 
     Returns:
       (Steps, lse [T]). Float32 or wider, whatever the inputs; `out` has the dtype of `v`.
+
+    Raises:
+      TypeError: mask is not booleans.
+      ValueError: q, k or v has a batch.
 
     Memory: T × S, several times.
 
@@ -118,8 +122,13 @@ def steps(
       [[49. 28. 24.]]
     """
     q, k, v = map(jnp.asarray, (q, k, v))
+    for name, x, axes in (("q", q, "[T, D]"), ("k", k, "[S, D]"), ("v", v, "[S, Dv]")):
+        _errors.rank("reference", 2, axes, "No batch: map with jax.vmap.", **{name: x})
+    if not (mask is None or hasattr(mask, "dtype") or isinstance(mask, bool | list | tuple)):
+        remedy = "Write a mask out: masks.to_dense(mask, T, S)."
+        _errors.fail(TypeError, "reference", "mask must be booleans", remedy, mask=f"of type {type(mask).__name__}")
     T, S, D = *q.shape[:1], *k.shape
-    dtype = wide(q, k, v)
+    dtype = _errors.wide(q, k, v)
     allowed = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))
     (q, q_nonfinite), (k, k_nonfinite), (v_wide, v_nonfinite) = (
         zero_nonfinite_rows(x.astype(dtype)) for x in (q, k, v)
