@@ -120,7 +120,8 @@ def attention(
         has the value and the gradient, that of lse included, of NVIDIA's library, for what it knows: q, k and v in
         bfloat16 or float16 and of one width up to 128 (256 on a GPU of compute capability 9); a bias in the same dtype,
         of even T and S; full and causal masks, lengths, and, without a bias, a window to the left of a causal one; any
-        scale (q is rounded once more if it is not 1/√D); or says why not where the program is lowered.
+        scale (q is rounded once more if it is not 1/√D); a gradient where T and S are even; or says why not where the
+        program is lowered.
         Its jvp, its derivatives beyond the first and what is not finite are loops. In every case derivatives beyond
         the first are. Kernels of the GPU and cuDNN were run on an H200 and an H100; kernels of the TPU were compiled
         and interpreted so far, and not run.

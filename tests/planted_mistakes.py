@@ -656,6 +656,8 @@ plant("cuDNN given a bias that is not finite", LIBRARY, "jnp.isfinite(x.bias).al
       "cudnn.py::test_a_bias_that_hides_keys[-inf]")
 plant("cuDNN given a query whose logits are all far below 0", LIBRARY, "(jnp.abs(m) <= tuning.LARGEST_SCORE)",
       "(m <= tuning.LARGEST_SCORE)", "cudnn.py::test_a_bias_that_hides_keys[a query of those]")
+plant("a gradient of odd lengths handed to cuDNN", LIBRARY, "(x.bias is None and not isinstance(fun, Backward))",
+      "x.bias is None", "cudnn.py::test_a_gradient_of_odd_lengths_is_refused[7-7]")
 plant("cuDNN given what is not finite", "jattn/engine/batching/primitive.py",
       "kernel.holds(xs, ys), lambda *_: ys, lambda", "True, lambda *_: ys, lambda",
       "cudnn.py::test_what_is_not_finite_runs_as_loops")

@@ -375,6 +375,19 @@ def test_jax_lowers_wide_heads_where_the_gpu_has_them(monkeypatch):
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("__cudnn$fmhaSoftmax") == 1
 
 
+@pytest.mark.parametrize(("T", "S"), [(7, 7), (8, 7), (7, 8)])
+def test_a_gradient_of_odd_lengths_is_refused(T, S, monkeypatch):
+    monkeypatch.setattr(_jax.cudnn, "check_cudnn_version", lambda: 91000)
+    query, key = (jax.ShapeDtypeStruct((1, n, 1, 64), jnp.bfloat16) for n in (T, S))
+    f = partial(jattn.dot_product_attention, implementation="cudnn")
+    gradient = jax.grad(lambda *x: f(*x).astype(jnp.float32).sum())
+    forward, backward = jattn.implementations(gradient, query, key, key, platform="gpu")
+    assert forward.kernel
+    assert backward.reason == f"cuDNN has a gradient where T and S are even, and they are {T} and {S}"
+    with pytest.raises(ValueError, match="implementation must be able to do this call"):
+        jax.jit(gradient).trace(query, key, key).lower(lowering_platforms=("cuda",))
+
+
 def test_a_causal_mask_of_other_lengths_is_refused():
     query, key = (jax.ShapeDtypeStruct((1, n, 1, 64), jnp.bfloat16) for n in (100, 200))
     f = partial(jattn.dot_product_attention, is_causal=True, implementation="cudnn")

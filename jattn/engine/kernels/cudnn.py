@@ -64,7 +64,7 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> 
     given = [name for name, option in options.items() if option is not None]
     if given:
         return f"cuDNN has no {' and no '.join(given)}"
-    return of_mask(plan, x) or of_bias(plan, x)
+    return of_mask(plan, x) or of_bias(plan, x) or of_lengths(fun, x)
 
 
 def of_mask(plan: Plan, x: Operands) -> str | None:
@@ -87,11 +87,17 @@ def of_bias(plan: Plan, x: Operands) -> str | None:
         return None
     if x.bias.dtype != x.q.dtype:
         return f"cuDNN takes a bias in the dtype of q, k and v, {np.dtype(x.q.dtype)}, not in {np.dtype(x.bias.dtype)}"
-    if plan.T % 2 or plan.S % 2:
-        return f"cuDNN has a bias where T and S are even, and they are {plan.T} and {plan.S}"
     if x.mask is not None and (pattern := x.mask.pattern()) is not None and pattern.left is not None:
         return "cuDNN has no bias beside a window"
     return None
+
+
+def of_lengths(fun: PlannedFunction, x: Operands) -> str | None:
+    """JAX hands cuDNN a gradient of even lengths only, whether there is a bias or not."""
+    T, S = fun.plan.T, fun.plan.S
+    if (x.bias is None and not isinstance(fun, Backward)) or T % 2 == S % 2 == 0:
+        return None
+    return f"cuDNN has a {'gradient' if x.bias is None else 'bias'} where T and S are even, and they are {T} and {S}"
 
 
 def kernel(fun: PlannedFunction, levels: BatchLevels) -> FiniteKernel:
