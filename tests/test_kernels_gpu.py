@@ -226,6 +226,19 @@ def test_operands_of_unlike_dtypes_are_those_of_the_loops(dtypes, interpreted):
         assert (np.abs(g - w) <= rounding * np.abs(w) + CLOSE * np.abs(w).max()).all()
 
 
+def table_grids(monkeypatch):
+    """The grids of the kernels of tables that run from now on."""
+    grids, run = [], gpu.run
+
+    def spied(kernel, **how):
+        if kernel.name == plans.BACKWARD_TABLE:
+            grids.append(kernel.grid)
+        return run(kernel, **how)
+
+    monkeypatch.setattr(gpu, "run", spied)
+    return grids
+
+
 def tables_and_scalars(x):
     first = scores.distance_bias(jnp.tile(x["table"], 5)[:129])
     second = scores.relative_bias(x["table"] * x["c"], max_distance=128)
@@ -244,47 +257,45 @@ def tables_of_a_function(x):
 
 
 @pytest.mark.structure
-@pytest.mark.parametrize(
-    ("score", "tile"),
-    [(tables_and_scalars, (64, 64)), (tables_and_scalars, (32, 64)), (tables_of_a_function, (64, 64))],
-)
+@pytest.mark.parametrize(("score", "tile"), [(tables_and_scalars, (32, 64)), (tables_of_a_function, (64, 64))])
 def test_the_gradient_of_a_table_is_summed_along_the_diagonals_of_square_tiles(score, tile, interpreted, monkeypatch):
-    squares, run = [], gpu.run
-
-    def spied(kernel, **how):
-        if kernel.name == plans.BACKWARD_TABLE:
-            squares.append((kernel.call.plan.q_tile, kernel.call.plan.k_tile, kernel.grid.outer))
-        return run(kernel, **how)
-
-    monkeypatch.setattr(gpu, "run", spied)
+    squares = table_grids(monkeypatch)
     assert_as_defined((("table", "c"), masks.window(70, 20), score, {}), 150, 150, D, Dv, tile, how=HOW)
-    assert set(squares) == {(64, 64, 5) if tile == (64, 64) else (32, 32, 9)}
+    found = {(grid.plan.q_tile, grid.plan.k_tile, grid.outer) for grid in squares}
+    assert found == {(64, 64, 5) if tile == (64, 64) else (32, 32, 9)}
 
 
 @pytest.mark.structure
 @pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("apart", [True, False])
-def test_heads_with_tables_of_their_own_and_heads_that_share_one(own, apart, interpreted, monkeypatch):
-    """One head holds a NaN behind its mask, and is searched; dropout is drawn; the sums are those of the loops."""
-    monkeypatch.setattr(tuning, "GPU_PROGRAMS", 2**30 if apart else 1)
+def test_heads_with_tables_of_their_own_and_heads_that_share_one(own, interpreted, monkeypatch):
+    """Those that share one add to it one after another, or apart where there are few programs. One head holds a NaN
+    behind its mask, and is searched; dropout is drawn; the sums are those of the loops."""
     rows = 90
     q, k, v = (normal(2, 3, rows, d, seed=d, dtype=np.float32) for d in (D, D, Dv))
     k[1, 2, 80] = np.nan
     learned = normal(*([3] * own), 181, seed=9, dtype=np.float32)
     n = np.array([[90] * 3, [70] * 3], np.int32)
 
-    def of(how):
+    def heads(how):
         def one(q, k, v, n, learned):
             drops = {"dropout_rate": np.float32(0.2), "dropout_key": KEY}
             more = {"mask": masks.lengths(None, n) & masks.causal(), "score": scores.distance_bias(learned), **drops}
             return jattn.attention(q, k, v, return_lse=True, tile=TILE, implementation=how, **more)
 
-        heads = jax.vmap(jax.vmap(one, (0, 0, 0, 0, 0 if own else None)), (0, 0, 0, 0, None))
-        f = lambda q, v, learned: heads(q, k, v, n, learned)  # noqa: E731
-        tangent = jax.jit(lambda *x: jax.jvp(f, x, tuple(map(jnp.cos, x)))[1])
-        return jax.tree.map(np.asarray, (batch(f)(q, v, learned), tangent(q, v, learned)))
+        f = jax.vmap(jax.vmap(one, (0, 0, 0, 0, 0 if own else None)), (0, 0, 0, 0, None))
+        return lambda q, v, learned: f(q, k, v, n, learned)
 
-    assert_close(of(HOW), of("loops"))
+    def tangent(how):
+        f, x = heads(how), (q, v, learned)
+        return jax.jit(lambda *x: jax.jvp(f, x, tuple(map(jnp.cos, x)))[1])(*x)
+
+    assert_close(tangent(HOW), jax.tree.map(np.asarray, tangent("loops")))
+    want = jax.tree.map(np.asarray, batch(heads("loops"))(q, v, learned))
+    grids = table_grids(monkeypatch)
+    for programs in (1, 2**30):
+        monkeypatch.setattr(tuning, "GPU_PROGRAMS", programs)
+        assert_close(batch(heads(HOW))(q, v, learned), want)
+    assert [grid.kept for grid in grids] == [(1,) if own else (), (0, 1)]
 
 
 @pytest.mark.structure
