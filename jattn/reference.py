@@ -106,8 +106,8 @@ def steps(
       (Steps, lse [T]). Float32 or wider, whatever the inputs; `out` has the dtype of `v`.
 
     Raises:
-      TypeError: mask is not booleans.
-      ValueError: q, k or v has a batch.
+      TypeError: mask is a mask of `jattn.masks`, not written out.
+      ValueError: q, k or v has not two axes.
 
     Memory: T × S, several times.
 
