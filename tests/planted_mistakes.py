@@ -456,8 +456,8 @@ plant("the sum over devices left out", "jattn/engine/batching/partition.py",
 # Kernels.
 
 CHOSEN = "jattn/masks/_chosen.py"
-GRID, KERNEL, PASSES, PULLBACK, TPU = (
-    f"jattn/engine/kernels/{x}.py" for x in ("grid", "layout", "passes", "backward", "tpu")
+GRID, LAYOUT, KERNEL, PASSES, PULLBACK, TPU = (
+    f"jattn/engine/kernels/{x}.py" for x in ("grid", "layout", "kernel", "passes", "backward", "tpu")
 )
 AS_DEFINED = "kernels.py::test_the_kernels_are_the_definition_and_its_derivatives"
 IN_GROUPS = "kernels.py::test_heads_that_share_their_keys_and_rows_of_their_own_lengths"
@@ -469,9 +469,9 @@ plant("in a kernel, what is masked taken for full", TPU, "pl.when((state == FULL
       "pl.when((state > 0) & finite)", f"{AS_DEFINED}[causal]")
 SPOILED = "kernels.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it"
 plant("in a kernel, a tile with a NaN taken for one without", KERNEL, "return found > 0", "return found > 3", SPOILED)
-plant("in a kernel, a query that met a NaN in another tile", KERNEL, "for row in rows:", "for row in ():",
+plant("in a kernel, a query that met a NaN in another tile", LAYOUT, "for row in rows:", "for row in ():",
       f"{SPOILED}[met by one document]")
-plant("in a kernel, a key whose products overflow taken for one of any other", KERNEL, "of_rows(k, bound, of_keys)",
+plant("in a kernel, a key whose products overflow taken for one of any other", LAYOUT, "of_rows(k, bound, of_keys)",
       "of_rows(k, math.inf, of_keys)", "kernels.py::test_what_overflows_behind_a_mask_reaches_nothing[k]")
 plant("in a kernel, every tile searched for what is not finite", TPU, "masked=True, finite=True",
       "masked=True, finite=False", "kernels.py::test_one_form_of_a_tile_alone_looks_for_what_is_not_finite")
@@ -493,7 +493,7 @@ plant("in a kernel, dropout drawn in cells that are transposed", "jattn/engine/k
       "jax.lax.rem(t, cell) * cell + jax.lax.rem(s, cell)", "jax.lax.rem(s, cell) * cell + jax.lax.rem(t, cell)", DRAWN)
 plant("in a kernel, a derivative that drops nothing", PASSES,
       "factors = tiles.dropout_factors(call.plan, tile, transposed=call.transposed)", "factors = None", DRAWN)
-plant("in a kernel, the pattern of another head", KERNEL, 'Leaf(words[:, 1], key.own, "")', 'Leaf(words[:, 1], (), "")',
+plant("in a kernel, the pattern of another head", LAYOUT, 'Leaf(words[:, 1], key.own, "")', 'Leaf(words[:, 1], (), "")',
       "kernels.py::test_what_differs_from_head_to_head_is_found_by_its_index")
 plant("in a kernel, blocks that overlap", "jattn/masks/_blocks.py", "positions < first + self.size",
       "positions <= first + self.size", f"{AS_DEFINED}[blocks & causal]")
@@ -506,7 +506,7 @@ plant("in a kernel, the last chosen block not compared", CHOSEN, "for c in range
 plant("in a kernel, the first block chosen by an index that names none", CHOSEN, "chosen * self.size, -1)",
       "chosen * self.size, 0)", CHOSEN_BLOCKS)
 OVER_ARRAYS = f"{AS_DEFINED}[a user's, over arrays]"
-plant("in a kernel, what a score looks up taken for its tangent", KERNEL, "tuple(tangents))[1]", "tuple(tangents))[0]",
+plant("in a kernel, what a score looks up taken for its tangent", LAYOUT, "tuple(tangents))[1]", "tuple(tangents))[0]",
       OVER_ARRAYS)
 plant("in a kernel, no cotangent of what a score looks up for a query", PULLBACK, '"q": y[:, 0, : plan.T]',
       '"q": y[:, 0, : plan.T] * 0', OVER_ARRAYS)
@@ -540,14 +540,14 @@ plant("a constant minus a position taken for a position", "jattn/_values.py",
       '(e.primitive.name == "add" or begin == begins[0])', "True", NOTHING_ELSE)
 plant("in a kernel, what a user looks up by distance looked up by its opposite", OF_KERNELS, "-distances(*self.rows)",
       "distances(*self.rows)", IN_ORDER)
-plant("in a kernel, what a mask looks up by distance looked up by its opposite", KERNEL,
+plant("in a kernel, what a mask looks up by distance looked up by its opposite", LAYOUT,
       "Leaf(-distances(", "Leaf(distances(", IN_ORDER)
-plant("in a kernel, a boolean by distance taken for a number", KERNEL, "found != 0 if leaf.boolean else", "", IN_ORDER)
+plant("in a kernel, a boolean by distance taken for a number", LAYOUT, "found != 0 if leaf.boolean else", "", IN_ORDER)
 
 X64 = "kernels.py::test_with_x64_a_kernel_of_the_tpu_holds_nothing_of_64_bits"
 plant("in a kernel, rows rotated by an int64", DISTANCES, "np.int32(by)", "by", f"{X64}[a table by distance]")
 plant("in a kernel, a block found by an int64", TPU, "first = np.int32(0)", "first = 0", f"{X64}[nothing]")
-plant("in a kernel, a float64 that is not rounded", KERNEL, "self.lay(self.rounded(x.scale), ROLES.scale)",
+plant("in a kernel, a float64 that is not rounded", LAYOUT, "self.lay(self.rounded(x.scale), ROLES.scale)",
       "self.lay(x.scale, ROLES.scale)", f"{X64}[everything of float64]")
 plant("in a kernel, dropout drawn in 64 bits", "jattn/engine/kernels/threefry.py", "a ^ b, np.int32(9)", "a ^ b, 9",
       f"{X64}[dropout]", "kernels_gpu.py::test_with_x64_the_kernels_are_the_loops_without")
@@ -581,7 +581,7 @@ plant("what heads share rounded before it is summed", "jattn/engine/plan.py",
       "return self.dtype if self.summed and short else dtype", "return dtype",
       "batching.py::test_the_cotangent_of_what_examples_share_is_summed_and_then_rounded")
 
-SUPPORT, LAYOUT = "jattn/engine/kernels/support.py", "jattn/engine/kernels/layout.py"
+SUPPORT = "jattn/engine/kernels/support.py"
 SCALES = "kernels_gpu.py::test_of_16_bits_heads_that_share_their_keys_may_have_scales_of_their_own"
 ROUNDED = "kernels_gpu.py::test_of_16_bits_every_result_is_rounded_once_at_the_end[rounded-bfloat16]"
 plant("in a kernel of the GPU, weights rounded to 16 bits", TILE, "return high, (x - high.astype(x.dtype)).astype(",

@@ -60,6 +60,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["distances", "grid", "threefry"],
         ["score"],
         ["layout", "plans"],
+        ["kernel"],
         ["cudnn", "gpu", "passes", "tpu"],
         ["backward"],
         ["support"],

@@ -2,7 +2,8 @@
 
 grid       the grid of a kernel: heads, tiles of one side, tiles of the other
 plans      which tiles a kernel has, and its name
-layout     the operands of all heads, in blocks by their roles, and what a kernel is made of
+layout     the operands of all heads, in blocks by their roles
+kernel     what a kernel is made of: a fold over the tiles that it visits
 threefry   the draws of dropout, of each pair by itself
 score      score modifiers, with what they look up as operands
 distances  what a score modifier looks up by distance, over the diagonals of a tile

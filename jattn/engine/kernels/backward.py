@@ -18,7 +18,8 @@ from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels.distances import sums_at_offsets, sums_of_diagonals
 from jattn.engine.kernels.grid import Grid
-from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output, wide
+from jattn.engine.kernels.kernel import Kernel, Output
+from jattn.engine.kernels.layout import Call, Leaf, wide
 from jattn.engine.kernels.passes import Carry, Run, Saved, add, recomputed, zeros
 from jattn.engine.kernels.plans import (
     BACKWARD_KV,

@@ -20,7 +20,8 @@ from jattn._jax import pallas as pl
 from jattn._numerics import in_kernel, is_half
 from jattn._values import Table
 from jattn.engine import tuning
-from jattn.engine.kernels.layout import Kernel, Leaf
+from jattn.engine.kernels.kernel import Kernel
+from jattn.engine.kernels.layout import Leaf
 from jattn.masks import EMPTY, FULL
 
 LARGEST_LOGIT = 2.0**22

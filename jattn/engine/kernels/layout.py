@@ -1,4 +1,4 @@
-"""The operands of all heads in blocks by their roles, and what a kernel is made of.
+"""The operands of all heads in blocks by their roles.
 
 A tile of a kernel is transposed, keys down and queries across: what belongs to a query is a row [1, q], to a key a
 column [k, 1], to neither a scalar. In the passes that sum over keys a GPU has it the other way round
@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,12 @@ from jattn._numerics import is_half
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels import threefry
 from jattn.engine.kernels.distances import distances, in_order, over_diagonals
-from jattn.engine.kernels.grid import Grid
 from jattn.engine.kernels.score import SeparatedScore, has_values, is_float
 from jattn.engine.plan import ROLES, Operands, Plan, pad, repeat_last
 from jattn.engine.schedule import block_states
 from jattn.engine.tile import Tile, reaches_beyond, within
 from jattn.engine.tuning import LANES
-from jattn.masks import EMPTY, Mask, TileAxis
+from jattn.masks import Mask, TileAxis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -335,67 +334,3 @@ class Call:
 def wide(plan: Plan, x: Any) -> Any:
     """What was read, in the dtype of the arithmetic: itself where it has it already."""
     return x if x is None or x.dtype == plan.dtype else x.astype(plan.dtype)
-
-
-class Output(NamedTuple):
-    """An array that a kernel makes of each head that it keeps apart."""
-
-    shape: tuple[int, ...]
-    role: str
-    dtype: Any
-    across: bool = False
-    """Whether `finish` gives its blocks transposed."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Kernel:
-    """One kernel, whatever the platform: for each outer tile, a fold over the inner tiles that it visits."""
-
-    name: str
-    call: Call
-    grid: Grid
-    operands: Any
-    """A pytree of leaves."""
-    outputs: Sequence[Output]
-    carry: Sequence[tuple[int, ...]]
-    """The shapes of what the fold carries, in the dtype of the arithmetic."""
-    start: Callable[[Any], Sequence[jax.Array]]
-    """operands → the carry before any tile; it looks at what belongs to the outer tile alone."""
-    visit: Callable[[Any, Sequence[jax.Array], Any, Any, bool, bool], tuple[Sequence[jax.Array], Sequence[jax.Array]]]
-    """operands, carry, i, j, masked, finite → the carry after tile (i, j), and what that tile alone has; `finite`: its
-    tiles of q, k and v are none of `Call.nonfinite_tiles`."""
-    finish: Callable[[Sequence[jax.Array], Any], Sequence[jax.Array]]
-    """The carry after all tiles, and on a GPU the operands as at the start → the outputs but those to which every tile
-    has its own part, which come last."""
-
-    rows: Sequence[Leaf] = ()
-    """What the forward pass found of each query."""
-    of_tile: int = 0
-    """How many of the outputs are one a tile."""
-    of_offsets: int = 0
-    """How many are one a head, to which each tile adds the sums that it has at its offsets. They come last of all."""
-
-    @property
-    def states(self) -> Leaf:
-        """The block states, [heads, outer tiles, inner tiles]."""
-        found, grid = self.call.states(), self.grid
-        if grid.diagonals:
-            i, j = grid.tile(np.arange(grid.outer)[:, None], np.arange(grid.inner))
-            there = (i >= 0) & (i < self.call.plan.q_tiles)
-            xp = np if isinstance(found.array, np.ndarray) else jnp
-            along = xp.where(there, found.array[:, np.where(there, i, 0), j], EMPTY)
-            return dataclasses.replace(found, array=along)
-        return dataclasses.replace(found, array=found.array.swapaxes(1, 2)) if grid.keys_outer else found
-
-    def tile_at(self, a: Any, b: Any) -> tuple[Any, Any]:
-        """(i, j) of outer tile a and step b of its fold."""
-        return self.grid.tile(a, self.grid.inner_tile(b))
-
-    def is_nonfinite(self, tables: Sequence[Any], nonfinite: Sequence[Leaf], h: Any, b: Any, i: Any, j: Any) -> Any:
-        """Whether tile (i, j) is of such a tile of q, k or v; `tables` are read at an index."""
-        plan, grid = self.call.plan, self.grid
-        counts = plan.q_tiles, plan.k_tiles, plan.k_tiles
-        found = jnp.int32(0)
-        for table, leaf, n, at in zip(tables, nonfinite, counts, (i, j, j), strict=True):
-            found += table[grid.flat(leaf.own, h, b) * n + at]
-        return found > 0

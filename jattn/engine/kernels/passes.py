@@ -17,7 +17,8 @@ from jattn.engine import tile as tiles
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.forward import Forward, forward_full_tile, forward_masked_tile
 from jattn.engine.kernels.grid import Grid
-from jattn.engine.kernels.layout import Call, Kernel, Leaf, Output
+from jattn.engine.kernels.kernel import Kernel, Output
+from jattn.engine.kernels.layout import Call, Leaf
 from jattn.engine.kernels.plans import FORWARD, TANGENT, differentiates_tables, of_one, plan_of
 from jattn.engine.plan import Operands, select_active
 from jattn.engine.tangent import Recomputed, Tangent, allowed_pairs, tangent_tile

@@ -15,7 +15,8 @@ from jattn._jax import ManualAxisType, tpu
 from jattn._jax import pallas as pl
 from jattn._numerics import in_kernel, standing
 from jattn.engine.kernels.distances import offsets_of_tile
-from jattn.engine.kernels.layout import Kernel, Leaf, wide
+from jattn.engine.kernels.kernel import Kernel
+from jattn.engine.kernels.layout import Leaf, wide
 from jattn.engine.plan import Plan
 from jattn.engine.tuning import LANES
 from jattn.masks import EMPTY, FULL, PARTIAL
