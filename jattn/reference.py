@@ -106,7 +106,7 @@ def steps(
       (Steps, lse [T]). Float32 or wider, whatever the inputs; `out` has the dtype of `v`.
 
     Raises:
-      TypeError: mask is a mask of `jattn.masks`, not written out.
+      TypeError: mask is not booleans: a mask of `jattn.masks` that is not written out, or an additive one.
       ValueError: q, k or v has not two axes.
 
     Memory: T × S, several times.
@@ -127,6 +127,9 @@ def steps(
     if not (mask is None or hasattr(mask, "dtype") or isinstance(mask, bool | list | tuple)):
         remedy = "Write a mask out: masks.to_dense(mask, T, S)."
         _errors.fail(TypeError, "reference", "mask must be booleans", remedy, mask=f"of type {type(mask).__name__}")
+    if mask is not None:
+        mask = jnp.asarray(mask)
+        _errors.kind("reference", "mask", mask, jnp.bool_, "True allows a pair. An additive mask is a bias.")
     T, S, D = *q.shape[:1], *k.shape
     dtype = _errors.wide(q, k, v)
     allowed = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))

@@ -309,6 +309,7 @@ TABLE = [
     (lambda: masks.to_dense(~masks.dense(ones(2, 3, dtype=bool)), T, S), ValueError, "to_dense: mask must broadcast to [T, S], got mask [2, 3]. Give each axis its full length or 1: [T, S] is [13, 17] here."),
     (lambda: masks.to_dense(masks.causal(), T, S), ValueError, f"to_dense: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
     (lambda: jattn.reference.attention(Q, KEYS, V, mask=masks.causal()), TypeError, "reference: mask must be booleans, got mask of type Causal. Write a mask out: masks.to_dense(mask, T, S)."),
+    (lambda: jattn.reference.attention(Q, KEYS, V, mask=ones(T, S)), TypeError, "reference: mask must be boolean, got mask float32[13, 17]. True allows a pair. An additive mask is a bias."),
     (lambda: jattn.reference.steps(ones(B, T, D), KEYS, V), ValueError, "reference: q must have the axes [T, D], got q [2, 13, 5]. No batch: map with jax.vmap."),
     (lambda: jattn.reference.statistics(Q, ones(B, S, D)), ValueError, "reference: k must have the axes [S, D], got k [2, 17, 5]. No batch: map with jax.vmap."),
     # masks and scores as values
