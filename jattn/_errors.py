@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import operator
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import jax
@@ -33,12 +34,20 @@ def fail(error: type[Exception], caller: str, must: str, remedy: str, **got: Any
     raise error(f"{caller}: {must}, got {seen}. {remedy}")
 
 
+def only_moved() -> AbstractContextManager[None]:
+    """Around operations that move numbers and compute none: `jax.debug_nans`, which looks at what each eager operation
+    returns, is not to find there the NaN that a mask hides."""
+    config: Any = jax.config
+    return jax.debug_nans(False) if config.jax_debug_nans else contextlib.nullcontext()
+
+
 def array(caller: str, name: str, x: Any) -> jax.Array:
     """`x` as a jax array, or a TypeError that names it. A Python number is moved explicitly, as transfer guards ask."""
     if isinstance(x, jax.Array):  # of a traced one jnp.asarray makes a copy, whose masked NaN jax.debug_nans would find
         return x
     try:
-        return jax.device_put(x) if isinstance(x, bool | int | float) else jnp.asarray(x)
+        with only_moved():
+            return jax.device_put(x) if isinstance(x, bool | int | float) else jnp.asarray(x)
     except (TypeError, ValueError):
         got = {name: f"of type {type(x).__name__}"}
         fail(TypeError, caller, f"{name} must be an array of numbers in one shape", "Pass a jax or NumPy array.", **got)
@@ -214,12 +223,13 @@ def _positions(caller: str, side: str, length: int, given: Any) -> jax.Array | N
 
 
 def in_int32(caller: str, name: str, given: Any) -> None:
-    """Refuses positions of NumPy that int32 does not hold: they would wrap. Those on a device are not asked."""
-    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu":
+    """Refuses what int32 does not hold of Python and NumPy: it would wrap. Numbers on a device are not asked."""
+    if not isinstance(given, np.ndarray | np.integer | list | tuple | int):
         return
-    if given.min(initial=0) < -(2**31) or given.max(initial=0) >= 2**31:
+    held = reals(given)
+    if held is not None and (held.min(initial=0) < -(2**31) or held.max(initial=0) >= 2**31):
         remedy = "Count the tokens from one that is nearer."
-        fail(ValueError, caller, f"{name} must be numbers that int32 holds", remedy, **{name: given})
+        fail(ValueError, caller, f"{name} must be numbers that int32 holds", remedy, **{name: held})
 
 
 def starts(caller: str, q: Any, k: Any = None) -> tuple[jax.Array, jax.Array]:

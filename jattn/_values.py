@@ -150,8 +150,10 @@ def close(
 
     `arguments` are shapes and dtypes. Nested pytrees of outputs come flat. With `constants`, NumPy arrays stay part of
     the function, so that it can be evaluated while a program is traced.
+
+    `f` is traced at each call: what it closes over, as an attribute of an object, may have changed since the last.
     """
-    made = jax.make_jaxpr(f)(*arguments)
+    made = jax.make_jaxpr(lambda *xs: f(*xs))(*arguments)  # of `f` itself JAX would keep the trace
     kept = tuple(c if constants and not isinstance(c, jax.Array) else None for c in made.consts)
     captured = tuple(jnp.asarray(c) for c, k in zip(made.consts, kept, strict=True) if k is None)
     mesh = jax.sharding.get_abstract_mesh()

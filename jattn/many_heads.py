@@ -274,7 +274,8 @@ def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.
     _errors.floating(_CALLER, query=q, key=k, value=v)
     unbatched = q.ndim == 3
     if unbatched:
-        q, k, v = q[None], k[None], v[None]
+        with _errors.only_moved():
+            q, k, v = q[None], k[None], v[None]
     (B, _, N, H), (B_k, _, K, H_k) = q.shape, k.shape
     if k.shape[:3] != v.shape[:3]:
         remedy = "Each key needs its one value."

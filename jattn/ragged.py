@@ -161,7 +161,8 @@ def ragged_attention(
 
     axes = dict.fromkeys(own, 0)
     f = heads.vmap_heads(head, [axes, axes])
-    q, k, v = jnp.moveaxis(heads.split_heads(q, Hkv, 1), 0, 2), k.swapaxes(0, 1), v.swapaxes(0, 1)
+    with _errors.only_moved():
+        q, k, v = jnp.moveaxis(heads.split_heads(q, Hkv, 1), 0, 2), k.swapaxes(0, 1), v.swapaxes(0, 1)
     found = f(q, k, v, {name: heads.split_heads(x, Hkv) for name, x in own.items()})
     out, lse = (heads.merge_heads(jnp.moveaxis(x, 2, 0), 1) for x in found)
     return (out, lse) if return_lse else out

@@ -106,8 +106,9 @@ def steps(
       (Steps, lse [T]). Float32 or wider, whatever the inputs; `out` has the dtype of `v`.
 
     Raises:
-      TypeError: mask is not booleans: a mask of `jattn.masks` that is not written out, or an additive one.
-      ValueError: q, k or v has not two axes.
+      TypeError: q, k or v is not floating point; mask is not booleans: it is a mask of `jattn.masks` that is not
+        written out, or an additive one.
+      ValueError: q, k or v has not two axes, or D is 0 or not one and the same.
 
     Memory: T × S, several times.
 
@@ -123,7 +124,12 @@ def steps(
     """
     q, k, v = map(jnp.asarray, (q, k, v))
     for name, x, axes in (("q", q, "[T, D]"), ("k", k, "[S, D]"), ("v", v, "[S, Dv]")):
+        _errors.floating("reference", **{name: x})
         _errors.rank("reference", 2, axes, "No batch: map with jax.vmap.", **{name: x})
+    _errors.width("reference", "D", q=q, k=k)
+    if q.shape[1] != k.shape[1]:
+        must, remedy = "q [T, D] and k [S, D] must agree in D", "Project one of them to the width of the other."
+        _errors.fail(ValueError, "reference", must, remedy, q=q, k=k)
     if not (mask is None or hasattr(mask, "dtype") or isinstance(mask, bool | list | tuple)):
         remedy = "Write a mask out: masks.to_dense(mask, T, S)."
         _errors.fail(TypeError, "reference", "mask must be booleans", remedy, mask=f"of type {type(mask).__name__}")

@@ -69,6 +69,7 @@ CACHE = [
     (new(v=ones(B, Hkv, T, Dv, dtype=np.float16)), TypeError, "append: v must have the dtype of the cache, got v float16 and cache float32. Convert it first, v.astype(...), or make the cache with this dtype."),
     (new(v=ones(B, Hkv, 3, Dv)), ValueError, "append: k and v must agree in T, got k [2, 2, 4, 5] and v [2, 2, 3, 3]. Each key needs its one value."),
     (new(lengths=ones(B)), TypeError, "append: lengths must be integer, got lengths float32[2]. It counts tokens: pass whole numbers."),
+    (new(positions=[[2**31] * T] * B), ValueError, "append: positions must be numbers that int32 holds, got positions [2, 4]. Count the tokens from one that is nearer."),
     (new(positions=whole(T)), ValueError, "append: positions must have the shape [B, T], got positions [4]. Give one whole number for each: [B, T] is [2, 4] here."),
     (lambda: new(cache=new()())(), ValueError, "append: each row must have room for its new tokens, got k [2, 2, 4, 5] and cache [2, 2, 7, 5]. Make a longer cache or more pages, free rows, or use a ring where a window is enough."),
     (lambda: cache.next_positions(made(), -1), ValueError, "next_positions: T must be at least 0, got T -1. Pass a Python int of at least 0."),

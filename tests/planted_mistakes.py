@@ -230,8 +230,21 @@ plant("a backward pass that makes its own logits", BACKWARD,
 
 # Derivatives.
 
-DLSE = "dlse - jnp.sum(dout * residuals.out, 1)"
+DLSE = "dlse - row_sums(plan, dout * residuals.out)"
 plant("a sign: plus ⟨dout, out⟩", BACKWARD, DLSE, DLSE.replace("-", "+"), SECOND)
+plant("rows summed with all others at once", BACKWARD, "if plan.tile_given is None:", "if True:",
+      "determinism.py::test_in_given_tiles_a_row_does_not_depend_on_its_padding")
+plant("the trace of a function kept, whatever it closes over by now", "jattn/_values.py",
+      "jax.make_jaxpr(lambda *xs: f(*xs))(", "jax.make_jaxpr(f)(",
+      "scores.py::test_one_function_may_mean_another_score_at_each_call",
+      "scores.py::test_what_one_function_closes_over_has_the_gradient_of_each_call")
+plant("a masked NaN that is found where axes are moved", "jattn/_errors.py",
+      "if config.jax_debug_nans else", "if False else",
+      "modes.py::test_debug_nans_passes_masked_nans_of_many_heads")
+plant("numbers as the pairs of a mask", "jattn/masks/_algebra.py", "found.dtype == jnp.bool_ and", "",
+      "messages.py::test_each_refusal_is_word_for_word")
+plant("positions of many heads that wrap", "jattn/arguments/heads.py", "_errors.in_int32(caller, name, x)\n",
+      "\n", "messages.py::test_each_refusal_is_word_for_word")
 plant("a dropped cotangent of lse", BACKWARD, DLSE, DLSE.replace("dlse ", ""), OF_LSE)
 plant("a missing scale in dq", BACKWARD, "(dq if scale_last else dq * scale)", "dq", SECOND)
 plant("a missing scale in dk", BACKWARD, "else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))",

@@ -2,6 +2,7 @@
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
 import ast
+import dataclasses
 import inspect
 import pickle
 import re
@@ -35,6 +36,13 @@ def whole(*shape):
 Q, KEYS, V = ones(T, D), ones(S, D), ones(S, Dv)
 B, N, K = 2, 4, 2
 QUERY, KEY, VALUE = ones(B, T, N, D), ones(B, S, K, D), ones(B, S, K, Dv)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Remainders(masks.Mask):
+    def pairs(self, q, k):
+        return (q.positions - k.positions) % 4
 
 
 class Unknown(masks.Mask):
@@ -179,6 +187,7 @@ TABLE = [
     (attend(mask=masks.causal()), ValueError, f"attention: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
     (attend(mask=masks.causal(), score=lambda x, t, s: x * (t > 3).astype(x.dtype), q_positions=whole(T)), ValueError, f"attention: mask and score look at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no k_positions. {ALIGN}"),
     (attend(q_positions=ones(T)), TypeError, "attention: q_positions must be integer, got q_positions float32[13]. Positions count tokens: pass whole numbers."),
+    (attend(q_positions=[2**31] * T), ValueError, "attention: q_positions must be numbers that int32 holds, got q_positions [13]. Count the tokens from one that is nearer."),
     (attend(q_positions=np.arange(T) + 2**31), ValueError, "attention: q_positions must be numbers that int32 holds, got q_positions [13]. Count the tokens from one that is nearer."),
     (attend(k_positions=whole(T)), ValueError, "attention: k_positions must have the shape [S], got k_positions [13]. Give one position to each row of k: S is 17 here."),
     (attend(score="cap"), TypeError, f"attention: score must be a function, got score of type str. {SCORE}"),
@@ -266,6 +275,8 @@ TABLE = [
     (many(scale=ones(N)), TypeError, "dot_product_attention: scale must be a real scalar, got scale float32[4]. Map over several with jax.vmap."),
     (many(key_value_seq_lengths=whole(N)), ValueError, "dot_product_attention: key_value_seq_lengths must have the shape [B], got key_value_seq_lengths [4]. Give one whole number for each: [B] is [2] here."),
     (many(query_seq_lengths=ones(B)), TypeError, "dot_product_attention: query_seq_lengths must be integer, got query_seq_lengths float32[2]. It counts rows: pass whole numbers."),
+    (many(q_positions=np.arange(T) + 2**31, k_positions=whole(S)), ValueError, "dot_product_attention: q_positions must be numbers that int32 holds, got q_positions [13]. Count the tokens from one that is nearer."),
+    (many(key_value_seq_lengths=[2**32, 2**32]), ValueError, "dot_product_attention: key_value_seq_lengths must be numbers that int32 holds, got key_value_seq_lengths [2]. Count the tokens from one that is nearer."),
     (many(q_positions=whole(S), k_positions=whole(S)), ValueError, "dot_product_attention: q_positions must have the shape [B, T], got q_positions [17]. Give one whole number for each: [B, T] is [2, 13] here."),
     (many(local_window_size=(1, 2, 3)), ValueError, "dot_product_attention: local_window_size must be two numbers of tokens, got local_window_size of 3 numbers. Pass (left, right), or one number for both."),
     (many(local_window_size=-1), ValueError, "dot_product_attention: local_window_size must be at least 0, got local_window_size -1. Pass a Python int of at least 0."),
@@ -292,6 +303,7 @@ TABLE = [
     (lambda: ones(T, S, dtype=bool) & masks.causal(), TypeError, "mask: both sides of & must be masks, got other of type ndarray. Wrap a boolean array first: masks.dense(array)."),
     (lambda: ones(T, S, dtype=bool) | masks.causal(), TypeError, "mask: both sides of | must be masks, got other of type ndarray. Wrap a boolean array first: masks.dense(array)."),
     (lambda: masks.causal() & (lambda t, s: t > s), TypeError, "mask: both sides of & must be masks, got other of type function. Wrap a function first: masks.where(f)."),
+    (lambda: masks.to_dense(~Remainders(), T, S), TypeError, "mask: pairs of Remainders must return booleans that broadcast to a tile, got pairs returning int32[13, 17]. Compare numbers, as in q.positions >= k.positions; the tile is [13, 17] here."),
     (lambda: masks.to_dense(masks.Mask(), T, S), TypeError, "mask: a class of masks must define pairs(self, q, k), got mask of type Mask. Return the booleans of one tile, as in q.positions >= k.positions."),
     (lambda: scores.Score()(1.0, 0, 0), TypeError, "score: a class of scores must define __call__(self, score, t, s), got score of type Score. Return the new score, of one number and two positions or of a tile of them."),
     (lambda: masks.causal() | None, TypeError, "mask: both sides of | must be masks, got other of type NoneType. Wrap a boolean array first: masks.dense(array)."),
@@ -310,6 +322,9 @@ TABLE = [
     (lambda: masks.to_dense(masks.causal(), T, S), ValueError, f"to_dense: mask looks at positions, so both sides must have them where T ≠ S or one side has, got T 13 and S 17 and no q_positions and no k_positions. {ALIGN}"),
     (lambda: jattn.reference.attention(Q, KEYS, V, mask=masks.causal()), TypeError, "reference: mask must be booleans, got mask of type Causal. Write a mask out: masks.to_dense(mask, T, S)."),
     (lambda: jattn.reference.attention(Q, KEYS, V, mask=ones(T, S)), TypeError, "reference: mask must be boolean, got mask float32[13, 17]. True allows a pair. An additive mask is a bias."),
+    (lambda: jattn.reference.steps(Q, ones(S, 2), V), ValueError, "reference: q [T, D] and k [S, D] must agree in D, got q [13, 5] and k [17, 2]. Project one of them to the width of the other."),
+    (lambda: jattn.reference.steps(ones(T, 0), ones(S, 0), V), ValueError, "reference: D must be at least 1, got q [13, 0] and k [17, 0]. Give q and k at least one column."),
+    (lambda: jattn.reference.steps(Q, KEYS, whole(S, 3)), TypeError, "reference: v must be floating point, got v int32[17, 3]. Convert it first: v.astype(jax.numpy.float32)."),
     (lambda: jattn.reference.steps(ones(B, T, D), KEYS, V), ValueError, "reference: q must have the axes [T, D], got q [2, 13, 5]. No batch: map with jax.vmap."),
     (lambda: jattn.reference.statistics(Q, ones(B, S, D)), ValueError, "reference: k must have the axes [S, D], got k [2, 17, 5]. No batch: map with jax.vmap."),
     # masks and scores as values
@@ -327,6 +342,7 @@ TABLE = [
     (lambda: masks.chunked(0), ValueError, "chunked: size must be at least 1, got size 0. Pass a Python int of at least 1."),
     (lambda: masks.dilated(-1), ValueError, "dilated: stride must be at least 1, got stride -1. Pass a Python int of at least 1."),
     (attend(scale=float("nan")), ValueError, "attention: scale must be finite, got scale nan. Leave it out for 1/√D."),
+    (attend(scale=np.array(np.inf)), ValueError, "attention: scale must be finite, got scale inf. Leave it out for 1/√D."),
     (many(scale=-np.inf), ValueError, "dot_product_attention: scale must be finite, got scale -inf. Leave it out for 1/√D."),
     (many(query=ones(B, T, N, 0), key=ones(B, S, K, 0)), ValueError, "dot_product_attention: H must be at least 1, got query [2, 13, 4, 0] and key [2, 17, 2, 0]. Give q and k at least one column."),
     (exported("2, 3, 2, d"), ValueError, "dot_product_attention: H must be a number, got query [2, 3, 2, d] and key [2, 3, 2, d]. Export symbolic batches, heads and lengths."),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _inputs import assert_close, normal, qkv
+from _inputs import D, assert_close, normal, qkv
 from jax.experimental import checkify
 
 import jattn
@@ -243,6 +243,27 @@ def test_debug_nans_stops_only_at_a_nan_that_is_attended(jit):
 
 @structure
 @pytest.mark.parametrize(
+    "f",
+    [
+        lambda q, k, mask: jax.vmap(lambda q, k: jattn.attention(q, k, k, mask=mask), (1, 1))(q, k),
+        lambda q, k, mask: jattn.ragged_attention(q, k, k, [0, len(q)], mask=mask),
+        lambda q, k, mask: jattn.dot_product_attention(q, k, k, mask=mask),
+    ],
+    ids=["mapped", "ragged", "many heads"],
+)
+def test_debug_nans_passes_masked_nans_of_many_heads(f):
+    """Outside jit their axes are moved; the control: a NaN that is attended."""
+    q, k = normal(7, 3, D, seed=1), normal(7, 3, D, seed=2)
+    k[4] = np.nan
+    total = lambda q, mask: f(q, k, mask).sum()  # noqa: E731
+    with jax.debug_nans(True):
+        jax.grad(total)(q, masks.lengths(k=4))
+        with pytest.raises(FloatingPointError, match="nan"):
+            f(q, k, masks.lengths(k=5))
+
+
+@structure
+@pytest.mark.parametrize(
     "measure",
     [
         lambda q, k: jattn.statistics(q, k, mask=HIDDEN).entropy,
@@ -375,10 +396,11 @@ def test_a_second_call_compiles_nothing(caplog):
 
 
 @structure
-def test_a_bare_custom_jvp_in_a_score_written_anew_compiles_anew(caplog):
-    """Its derivative is a function that cannot be compared. The ways out: the score is kept; relu is jitted, once."""
+def test_a_bare_custom_jvp_in_a_score_compiles_anew(caplog):
+    """Its derivative is a function that cannot be compared, and what a score that is kept closes over may have changed.
+    The ways out: relu is jitted, once; the call is jitted."""
     q, relu = jnp.ones((3, 2)), jax.jit(jax.nn.relu)
-    kept = lambda a, t, s: jax.nn.relu(a)  # noqa: E731
+    jitted = jax.jit(lambda q: jattn.attention(q, q, q, score=lambda a, t, s: jax.nn.relu(a)))
 
     def compiles(score):
         def call():
@@ -388,8 +410,9 @@ def test_a_bare_custom_jvp_in_a_score_written_anew_compiles_anew(caplog):
         return compiled_by(caplog, call)
 
     assert compiles(lambda: lambda a, t, s: jax.nn.relu(a))
-    assert not compiles(lambda: kept)
     assert not compiles(lambda: lambda a, t, s: relu(a))
+    jitted(q)
+    assert not compiled_by(caplog, jitted, q)
 
 
 @structure

@@ -325,6 +325,55 @@ def test_a_score_that_is_written_anew_is_not_compiled_anew(make):
     assert compiled(lambda c: jax.grad(lambda q: jattn.attention(q, k, v, score=make(c)).sum())(q), 2.0, 3.0) == 0
 
 
+def sloping(slope):
+    return lambda score, t, s: score - slope * (t - s).astype(jnp.float32)
+
+
+class Slope:
+    """A function whose slope may be set: one object, another score."""
+
+    a = 0.5
+
+    def __call__(self, score, t, s):
+        return sloping(self.a)(score, t, s)
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("jit", [lambda f: f, lambda f: jax.jit(lambda: f())], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x, score: jattn.attention(*x, score=score),
+        lambda x, score: jattn.statistics(*x[:2], score=score).lse,
+        lambda x, score: jattn.top_keys(*x[:2], 2, score=score)[1],
+        lambda x, score: jattn.attention(*x, mask=masks.where(lambda t, s: score(jnp.float32(1), t, s) > 0)),
+        lambda x, score: jattn.attention(*x, score=scores.compose(score, scores.soft_cap(9.0))),
+    ],
+    ids=["attention", "statistics", "top keys", "mask", "composed"],
+)
+def test_one_function_may_mean_another_score_at_each_call(of, jit):
+    x, kept = qkv(T=T, S=T, dtype=np.float32), Slope()
+    for slope in (0.5, 5.0):
+        kept.a = slope
+        assert_close(jit(lambda: of(x, kept))(), of(x, sloping(slope)), ulps=8)
+
+
+@pytest.mark.structure
+def test_what_one_function_closes_over_has_the_gradient_of_each_call():
+    """After an eager call too, and twice: no tracer of the first gradient is kept."""
+    x, kept = qkv(T=T, S=T, dtype=np.float32), Slope()
+
+    def loss(slope, score):
+        kept.a = slope
+        return jnp.sum(jattn.attention(*x, score=score) ** 2)
+
+    loss(1.0, kept)
+    want = jax.grad(loss)(2.0, lambda *at: kept(*at))
+    assert want != 0
+    for _ in range(2):
+        assert_same(jax.grad(loss)(2.0, kept), want)
+
+
 @pytest.mark.structure
 def test_eager_attention_with_a_score_written_anew_is_not_traced_anew(monkeypatch):
     """Three calls trace the engine as often as one: for its program, and in some versions of JAX for its types too."""

@@ -94,6 +94,7 @@ def per_row(
     caller: str, name: str, x: Any, full: tuple[int, ...], axes: str, unit: str, *, shared: bool = False
 ) -> jax.Array:
     """Whole numbers of the shape `full` in int32, or, where they may be `shared`, of that without its first axis."""
+    _errors.in_int32(caller, name, x)
     x = _errors.array(caller, name, x)
     _errors.kind(caller, name, x, jnp.integer, f"It counts {unit}: pass whole numbers.")
     if x.shape != full and not (shared and x.shape == full[1:]):

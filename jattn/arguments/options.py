@@ -145,8 +145,9 @@ def bias_array(caller: str, bias: Any) -> jax.Array:
 
 
 def scale_array(caller: str, scale: Any) -> jax.Array:
-    """What dot products are multiplied by: a real scalar, possibly traced, and finite where that is known."""
-    if isinstance(scale, float | np.floating) and not math.isfinite(scale):
+    """What dot products are multiplied by: a real scalar, possibly traced; one of Python or NumPy must be finite."""
+    of_numpy = isinstance(scale, np.ndarray) and scale.ndim == 0 and scale.dtype.kind == "f"
+    if (of_numpy or isinstance(scale, float | np.floating)) and not math.isfinite(scale):
         _errors.fail(ValueError, caller, "scale must be finite", "Leave it out for 1/√D.", scale=str(scale))
     return _errors.scalar(caller, "scale", scale, "Map over several with jax.vmap.")
 
@@ -218,7 +219,7 @@ def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     _errors.takes(caller, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     with _errors.traced(caller, "score"):
-        jaxpr = jax.make_jaxpr(score)(x, i, i)
+        jaxpr = jax.make_jaxpr(lambda *xs: score(*xs))(x, i, i)  # traced anew, as in `_values.close`
     out = jaxpr.out_avals
     if len(out) != 1 or out[0].shape != () or not jnp.issubdtype(out[0].dtype, jnp.floating):
         got = " and ".join(f"{o.dtype}{list(o.shape)}" for o in out) or "nothing"

@@ -54,7 +54,7 @@ class Backward(DerivativePass):
         plan, residuals = self.plan, self.residuals(xs)
         dout, dlse = xs[self.nonlinear_operands :]
         dout = jnp.where(residuals.nonempty[:, None], dout, 0)
-        g = jnp.where(residuals.nonempty, dlse - jnp.sum(dout * residuals.out, 1), 0)
+        g = jnp.where(residuals.nonempty, dlse - row_sums(plan, dout * residuals.out), 0)
         if residuals.searched(plan):
             dout = jnp.where(residuals.live(plan)[:, None], dout, 0)
         active = select_active(self.tree, self.argnums, [xs[i] for i in self.argnums])
@@ -67,6 +67,18 @@ class Backward(DerivativePass):
             dsink = dsink if active.sink.shape == (plan.T,) else dsink.sum().reshape(active.sink.shape)
             cotangents = cotangents._replace(sink=dsink)
         return rounded_as(plan, active, cotangents)
+
+
+def row_sums(plan: Plan, x: jax.Array) -> jax.Array:
+    """The sum of each row of x, [T, Dv].
+
+    In given tiles, tile after tile: XLA adds up the entries of arrays of 4,096 numbers and more in another order, and
+    the bits of a row would depend on how many others there are.
+    """
+    if plan.tile_given is None:
+        return x.sum(1)
+    rows = plan.pad_rows(x).reshape(plan.q_tiles, plan.q_tile, x.shape[1])
+    return jax.lax.map(lambda tile: tile.sum(1), rows).reshape(plan.q_rows)[: plan.T]
 
 
 def keeps_weights(plan: Plan, x: Operands) -> bool:

@@ -1,5 +1,6 @@
 """What a mask is asked, and how masks and their block states compose with `&`, `|`, `~`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -130,11 +131,33 @@ class Pattern(NamedTuple):
     """The row of s is below each of these."""
 
 
+def _booleans_of_a_tile(pairs: Callable[..., Any]) -> Callable[..., Any]:
+    """`pairs` of a user's class, which refuses what is not booleans of one tile: of numbers `~` and `&` are bitwise."""
+
+    @functools.wraps(pairs)
+    def checked(self: "Mask", q: TileAxis, k: TileAxis) -> Any:
+        found = pairs(self, q, k)
+        tile = jnp.broadcast_shapes(q.numbers.shape, k.numbers.shape)
+        try:
+            fits = found.dtype == jnp.bool_ and jnp.broadcast_shapes(found.shape, tile) == tile
+        except (AttributeError, TypeError, ValueError):
+            fits = isinstance(found, bool)
+        if not fits:
+            what = f"{found.dtype}{_errors.shape(found)}" if hasattr(found, "dtype") else f"{type(found).__name__}"
+            must = f"pairs of {type(self).__name__} must return booleans that broadcast to a tile"
+            remedy = f"Compare numbers, as in q.positions >= k.positions; the tile is {list(tile)} here."
+            _errors.fail(TypeError, "mask", must, remedy, pairs=f"returning {what}")
+        return jnp.asarray(found)
+
+    return checked
+
+
 class Mask:
     """Which pairs of a query and a key are allowed; closed under `&`, `|`, `~`.
 
-    A class of one's own has `pairs`, and is a pytree: where it is hashable by `jax.tree_util.register_static`, where it
-    is a frozen dataclass that holds arrays by `jax.tree_util.register_dataclass`.
+    A class of one's own has `pairs`, which returns booleans; says `looks_at_positions = True` if it compares positions
+    of queries with those of keys; and is a pytree: where it is hashable by `jax.tree_util.register_static`, where it is
+    a frozen dataclass that holds arrays by `jax.tree_util.register_dataclass`.
     """
 
     looks_at_positions: bool = False
@@ -155,6 +178,11 @@ class Mask:
 
     __array_ufunc__ = None
     """Of `array & mask` NumPy asks the mask, not each of its own entries."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "pairs" in cls.__dict__ and not cls.__module__.startswith("jattn."):
+            cls.pairs = _booleans_of_a_tile(cls.pairs)  # type: ignore[method-assign]
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         """Which pairs of one tile are allowed: booleans that broadcast to it.

@@ -156,6 +156,7 @@ def _positions(
     orders: list[Any] = []
     for side, x, block in zip("qk", given, qk, strict=True):
         name, n = f"{side}_positions", block.shape[-3]
+        _errors.in_int32(caller, name, x)
         order = np.asarray(x) if isinstance(x, (np.ndarray, list, tuple)) else None
         if side == "q" and q_whole:  # the same rows on every device
             q_here = _errors.positions(caller, n, n, x, x, ())[0]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jattn import _errors
 from jattn._jax import batching
 from jattn._numerics import is_half
 from jattn.engine import tuning
@@ -314,7 +315,9 @@ def examples_first(operands: Leaves, dims: Sequence[Any]) -> tuple[list[Any], tu
     """The operands with their examples along the leading axis, which of them are mapped, and the number of examples."""
     mapped = tuple(d is not None for d in dims)
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    return [jnp.moveaxis(x, d, 0) if d is not None else x for x, d in zip(operands, dims, strict=True)], mapped, size
+    with _errors.only_moved():
+        operands = [jnp.moveaxis(x, d, 0) if d else x for x, d in zip(operands, dims, strict=True)]
+    return operands, mapped, size
 
 
 def example_type(aval: Any) -> Any:
