@@ -13,7 +13,8 @@ import pytest
 import jattn
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = SETTINGS["project"]
 
 
 def load(file):
@@ -146,3 +147,10 @@ def test_the_recipe_for_conda_asks_for_what_the_package_asks_for():
     assert recipe["context"]["version"] == jattn.__version__
     assert recipe["about"]["summary"] == PROJECT["description"]
     assert recipe["about"]["license"] == PROJECT["license"]
+
+
+def test_what_the_tests_read_is_in_the_sdist():
+    texts = "".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/*.py"))
+    read = {*re.findall(r'(?:ROOT|parents\[1\]) / "([\w.]+)"', texts), *(page.name for page in ROOT.glob("*.md"))}
+    assert {"benchmarks", "conda", "constraints", "demos", "docs", "CONTRIBUTING.md"} <= read
+    assert read - set(SETTINGS["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) == {"pyproject.toml"}
