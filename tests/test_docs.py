@@ -5,7 +5,9 @@ What the site says of messages and extras, and the recipe for conda, follow what
 
 import importlib.util
 import re
+import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -154,3 +156,23 @@ def test_what_the_tests_read_is_in_the_sdist():
     read = {*re.findall(r'(?:ROOT|parents\[1\]) / "([\w.]+)"', texts), *(page.name for page in ROOT.glob("*.md"))}
     assert {"benchmarks", "conda", "constraints", "demos", "docs", "CONTRIBUTING.md"} <= read
     assert read - set(SETTINGS["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) == {"pyproject.toml"}
+
+
+def test_the_readme_of_a_release_links_to_its_tag(monkeypatch):
+    interface = types.SimpleNamespace(MetadataHookInterface=object)  # hatchling is there where the package is built alone
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
+    hook = load("hatch_build.py").Addresses()
+    hook.root, text = ROOT, (ROOT / "README.md").read_text(encoding="utf-8")
+
+    def readme(repository):
+        monkeypatch.setenv("JATTN_REPOSITORY", repository)
+        made = {"version": "1.2.3"}
+        hook.update(made)
+        return made["readme"]["text"], made.get("urls", {}).get("Source")
+
+    assert readme("") == (text, None)
+    found, source = readme("https://github.com/someone/jattn")
+    assert source == "https://github.com/someone/jattn"
+    links, was = (re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", x) for x in (found, text))
+    assert links == [(mark, f"{source}/{'raw' if mark else 'blob'}/v1.2.3/{at}") for mark, at in was]
+    assert found.replace(f"{source}/raw/v1.2.3/", "").replace(f"{source}/blob/v1.2.3/", "") == text
