@@ -159,7 +159,7 @@ def test_what_the_tests_read_is_in_the_sdist():
 
 
 def test_the_readme_of_a_release_links_to_its_tag(monkeypatch):
-    interface = types.SimpleNamespace(MetadataHookInterface=object)  # hatchling is there where the package is built alone
+    interface = types.SimpleNamespace(MetadataHookInterface=object)  # hatchling is where the package is built, not here
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
     hook = load("hatch_build.py").Addresses()
     hook.root, text = ROOT, (ROOT / "README.md").read_text(encoding="utf-8")
