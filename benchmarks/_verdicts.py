@@ -200,17 +200,22 @@ nothing in this table was executed, timed or compared with a reference."""
 OF_LENGTHS = """MiB of temporaries that the compiler reserves, float32, one head of 64 (grouped: 2 × 4 heads), and the
 fitted exponent of T; less than one bit a pair counts as linear, since a TPU holds what is short in its own memory.
 jax.nn, whose memory is that of a dense matrix, is the control."""
-OF_DEVICES = """1,024 tokens on each device, width 128, bfloat16; 8 heads, for all_to_all 64, and 512 on a v5p. MiB of
+EACH_HAS = """1,024 tokens on each device, width 128, bfloat16; 8 heads, for all_to_all 64{}. MiB of
 temporaries of one device, and how many times those of the fewest devices of the kind; the bytes that one device sends,
 and whether they and the number of collectives are those of `sharding.plan`; of the collective-permutes in the compiled
 text, how many have a loop of tiles, or a kernel, between their start and their end. The contiguous causal ring is
-compiled as the compiler does by itself, the others with its least effort: the TPU's then sends nothing while it
-computes."""
-OF_KERNELS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
-b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two; in bfloat16 on a
-GPU a gradient holds five, of which three run. With that of a learned table it is one more there, in bfloat16 two. Those
-of a GPU make their products of matrices on tensor cores alone, says the assembly; after a slash: bytes that a thread of
-the kernel with the most keeps in memory for want of registers, says ptxas."""
+compiled as the compiler does by itself, the others with its least effort{}."""
+LEAST_EFFORT = ": with it\nnext to nothing is sent while a TPU computes"
+OF_DEVICES = {"tpu": EACH_HAS.format(", and 512 on a v5p", LEAST_EFFORT), "cuda": EACH_HAS.format("", "")}
+EACH_HOLDS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
+b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two"""
+OF_KERNELS = {
+    "tpu": f"{EACH_HOLDS}.",
+    "cuda": f"""{EACH_HOLDS}; in bfloat16 a
+gradient holds five, of which three run. With that of a learned table it is one more, in bfloat16 two. They make their
+products of matrices on tensor cores alone, says the assembly; after a slash: bytes that a thread of the kernel with the
+most keeps in memory for want of registers, says ptxas.""",
+}
 OF_CUDNN = """With implementation='cudnn', T = 4,096, bfloat16: calls of cuDNN, which become kernels where they run, and
 loops beside them for operands that are not finite. A value and a jvp hold one call, a gradient two, with that of lse
 four."""
@@ -226,7 +231,13 @@ def page(verdict: Verdict, platform: str, head: dict[str, str]) -> str:
         return [row for row in rows if row["device"] in devices]
 
     refused = [f"- {title(row)}: {row['refused']}" for row in here(verdict.refused)]
-    known = [f"- {what} ({which}): {why}" for what, some in KNOWN.items() for which, why in some.items()]
+    titles = list(map(title, here(verdict.rows)))
+    known = [
+        f"- {what} ({which}): {why}"
+        for what, some in KNOWN.items()
+        for which, why in some.items()
+        if any(fnmatch.fnmatchcase(name, which) for name in titles)
+    ]
     count = f"{len(here(verdict.compiled))} programs compile, {len(refused)} are refused; none holds a float64."
     if verdict.left:
         count += f" {verdict.left} further programs of `make compile-all`, over all platforms, were not compiled."
@@ -237,14 +248,14 @@ def page(verdict: Verdict, platform: str, head: dict[str, str]) -> str:
         count,
         "\n".join(refused),
         "## Kernels",
-        OF_KERNELS,
+        OF_KERNELS[platform],
         *(of_ways(verdict.rows, device, "kernels") for device in devices),
         *([OF_CUDNN, of_ways(verdict.rows, "H200", "cudnn")] if "H200" in devices else []),
         "## Memory as T grows",
         OF_LENGTHS,
         of_lengths(here(verdict.lengths)),
         "## Many devices",
-        OF_DEVICES,
+        OF_DEVICES[platform],
         of_devices(here(verdict.devices)),
         "Known not to hold:\n\n" + "\n".join(known) if known else "",
         "## Every way and derivative",
@@ -259,11 +270,14 @@ def write_tables(folder: Path, verdict: Verdict, versions: dict[str, str]) -> No
     import platform as machine
     from importlib.metadata import version
 
+    import jattn
+
     for platform in compilers.PLATFORMS:
         if platform in verdict.absent:
             continue
         head = {"devices": "described, none present", "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-                "python": machine.python_version(), **{name: version(name) for name in ("jattn", "jax", "jaxlib")},
+                "python": machine.python_version(), "jattn": jattn.__version__,
+                **{name: version(name) for name in ("jax", "jaxlib")},
                 **{name: versions[name] for name in compilers.PACKAGES[platform]}}  # fmt: skip
         rows = [r for r in verdict.rows if compilers.platform_of(r["device"]) == platform]
         path = folder / f"what_compiles-{'gpu' if platform == 'cuda' else platform}"

@@ -310,6 +310,18 @@ def test_tables_say_that_nothing_was_run(tmp_path):
     assert len(json.loads(page.with_suffix(".json").read_text())["programs"]) == 5
 
 
+def test_a_page_says_what_concerns_its_platform():
+    rows = [of_devices(64, device=device, way="gather", layout="contiguous") for device in ("TPU v5p", "H200")]
+    verdict = _verdicts.Verdict(rows, {})
+    tpu, gpu = (_verdicts.page(verdict, platform, {}) for platform in ("tpu", "cuda"))
+    for page in (tpu, gpu):
+        assert "- grows (gather, *): " in page
+    assert "- differs from plan (gather, * × TPU v5p): " in tpu
+    assert "tensor cores" not in tpu
+    assert "tensor cores" in gpu
+    assert "TPU" not in gpu.replace("since a TPU holds what is short in its own memory", "")
+
+
 def test_versions_are_those_that_jax_pins():
     (libtpu,) = compilers.requirements("tpu")
     assert re.fullmatch(r"libtpu==[\d.]+\*", libtpu)
