@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jattn
 from jattn import reference
 
 RESULTS = Path(__file__).parent / "results"
@@ -189,7 +190,8 @@ def header(packages: Iterable[str]) -> dict[str, Any]:
         "dtype": "float32",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("jattn", "jax", "jaxlib", *packages)},
+        "jattn": jattn.__version__,  # of a checkout too, which is not installed
+        **{name: version(name) for name in ("jax", "jaxlib", *packages)},
     }
 
 

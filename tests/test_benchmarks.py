@@ -1,6 +1,7 @@
 """The benchmarks run, say what they must, and time only what equals the definition. No speed is asserted."""
 
 import importlib
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import jax
 import numpy as np
 import pytest
 from _children import environment
+
+import jattn
 
 pytestmark = pytest.mark.structure
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -103,6 +106,20 @@ def tables(page):
     """Each table as lists of cells, its heading first."""
     blocks = [b.splitlines() for b in page.split("\n\n") if b.startswith("| ")]
     return [[[c.strip() for c in line.strip("|").split("|")] for line in block] for block in blocks]
+
+
+def test_the_header_has_the_version_of_a_checkout(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    measure = importlib.import_module("_measure")
+
+    def version(name):
+        if name == "jattn":
+            raise importlib.metadata.PackageNotFoundError
+        return "1.2.3"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = measure.header(["numpy"])
+    assert (found["jattn"], found["jax"], found["numpy"]) == (jattn.__version__, "1.2.3", "1.2.3")
 
 
 def test_how_fast_is_attention_writes_its_tables(right):
