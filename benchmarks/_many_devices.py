@@ -16,7 +16,6 @@ ROWS, D, DECODED = 1024, 128, 4
 """Tokens of a device; width of a head; queries of `tree`."""
 SCHEMES = ("ring", "all_to_all", "gather", "tree", "ring_all_to_all")
 MASKS = {"causal": masks.causal(), "window": masks.window(left=1535, right=0)}
-LAYOUTS = ("contiguous", "zigzag")
 TOGETHER = 2
 """Of ring × all-to-all, how many devices exchange heads."""
 

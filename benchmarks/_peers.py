@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Of the two matrix products, over the pairs that meet; forward and backward count 3.5 times this."""
+        """Of the two matrix products, over the allowed pairs; forward and backward count 3.5 times this."""
         pairs = self.T * (self.T + 1) / 2 if self.causal else self.T * self.S
         return 4.0 * self.B * self.H * pairs * self.D
 

@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Of the two matrix products, over the pairs that meet."""
+        """Of the two matrix products, over the allowed pairs."""
         pairs = self.T * (self.T + 1) / 2 if self.causal else self.T**2
         return 4.0 * self.B * self.H * pairs * self.D
 

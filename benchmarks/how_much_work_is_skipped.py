@@ -5,7 +5,7 @@
 
 Float32, heads of 64. First each mask and score is compared with the definition in float64, on shorter sequences and
 smaller tiles. Then each masked call is timed beside the same call without a mask, which visits the full square, in
-turns: the time over that of the full square, beside the share of the pairs that meet. Then each score beside the same
+turns: the time over that of the full square, beside the share of allowed pairs. Then each score beside the same
 call without one, and beside PyTorch where it is given the same bias written out, [H, T, T]. The gradient is that of
 q, k, v and of a learned table; PyTorch's then that of the bias. Last, the temporaries that XLA reserves for the
 gradient of a learned table, beside the dense form.
@@ -193,7 +193,7 @@ def work(case: Work, rounds: int) -> list[dict]:
 
 
 def share_of(mask: masks.Mask, T: int, step: int = 2048) -> float:
-    """The share of the pairs that meet, some queries at a time."""
+    """The share of allowed pairs, some queries at a time."""
     s = jnp.arange(T, dtype=jnp.int32)
     some = jax.jit(lambda start: mask.tile(masks.Rows(start, start + s[: min(step, T)]), masks.Rows(0, s)).mean())
     return float(np.mean([some(start) for start in range(0, T, step)]))
@@ -305,7 +305,7 @@ def page(head: dict[str, Any], skipped: list[dict], cost: list[dict], reserved: 
         [
             "# How much work do masks skip, and what does a score cost?",
             "\n".join(f"- {name}: {x}" for name, x in head.items()),
-            "One head of 64: the share of the pairs that meet, and the time over that of the full square.",
+            "One head of 64: the share of allowed pairs, and the time over that of the full square.",
             table(["mask", "T", "call", "share", "time / full", "masked, ms", "full, ms"], first),
             f"{HEADS} heads of 64: the time over that without it, and PyTorch's over ours, the same bias written out.",
             table(["score", "T", "call", "time / none", "PyTorch / jattn", "jattn, ms", "none, ms", "PyTorch, ms"],
