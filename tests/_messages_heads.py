@@ -54,6 +54,7 @@ POSITIONS = [
     (lambda: positions.llama3(8.0, original=64, low=4.0), ValueError, f"llama3: high must be above 4 and finite, got high 4.0. {TRAINED}"),
     (lambda: positions.longrope((1.0, 0.0), (1.0, 1.0), factor=2.0, original=8, length=4), ValueError, f"longrope: short must be above 0 and finite, got short 0.0. {TRAINED}"),
     (lambda: positions.longrope((1.0,), (1.0,), factor=2.0, original=1, length=4), ValueError, f"longrope: original must be above 1 and finite, got original 1.0. {TRAINED}"),
+    (lambda: positions.longrope((1.0,), (1.0,), factor=2.0, original=8, length=4, attention_factor="river"), TypeError, "longrope: attention_factor must be a real number, got attention_factor of type str. Pass a number of Python or NumPy."),
     (lambda: positions.frequencies(3), ValueError, "frequencies: width must be even, got width 3. Columns turn in pairs."),
     (lambda: positions.sections(16, -1), ValueError, "sections: pairs must be at least 0, got pairs -1. Pass a Python int of at least 0."),
     (lambda: positions.sinusoidal(ones(2, T, dtype=np.int32), 4), ValueError, "sinusoidal: positions must have the axes [T], got positions [2, 13]. Map over a batch with jax.vmap."),

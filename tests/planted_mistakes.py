@@ -823,6 +823,12 @@ plant("params of a head that broadcast", "jattn/heads/_params.py",
 plant("a rate of dropout of NumPy that is 1 or more", "jattn/arguments/options.py",
       "if _errors.known(rate) and not 0", "if isinstance(given, int | float) and not 0",
       "messages.py::test_each_refusal_is_word_for_word")
+plant("several keys of dropout taken for one", "jattn/arguments/options.py",
+      "jax.dtypes.prng_key) and key.ndim == 0)", "jax.dtypes.prng_key))",
+      "messages.py::test_each_refusal_is_word_for_word")
+plant("an attention factor of LongRoPE that is no number", SCALINGS,
+      'number("longrope", "attention_factor", 1.0 if attention_factor is None else attention_factor)', "pass",
+      "messages.py::test_each_refusal_is_word_for_word")
 plant("a recording in 32 bits", "jattn/flow/_recorder.py", "x.dtype in (np.float64, np.int64, np.uint64)", "False",
       "recorder.py::test_a_jitted_loop_keeps_all_64_bits")
 plant("a recorder that keeps one too many", "jattn/flow/_recorder.py", "xp.sum(index >= xp.asarray(bounds",
