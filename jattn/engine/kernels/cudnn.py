@@ -64,7 +64,7 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any]) -> 
     given = [name for name, option in options.items() if option is not None]
     if given:
         return f"cuDNN has no {' and no '.join(given)}"
-    return of_mask(plan, x) or of_bias(plan, x) or of_lengths(fun, x)
+    return of_mask(plan, x) or of_bias(x) or of_lengths(fun, x)
 
 
 def of_mask(plan: Plan, x: Operands) -> str | None:
@@ -82,7 +82,7 @@ def of_mask(plan: Plan, x: Operands) -> str | None:
     return None
 
 
-def of_bias(plan: Plan, x: Operands) -> str | None:
+def of_bias(x: Operands) -> str | None:
     if x.bias is None:
         return None
     if x.bias.dtype != x.q.dtype:
