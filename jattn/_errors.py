@@ -29,7 +29,7 @@ def wide(*arrays: jax.Array | np.ndarray) -> Any:
 
 
 def fail(error: type[Exception], caller: str, must: str, remedy: str, **got: Any) -> NoReturn:
-    """Raises `error` with `<where>: <must>, got <name> <shape>, .... <remedy>`; a string is quoted as it is."""
+    """Raises `error` with `<caller>: <must>, got <name> <shape>, .... <remedy>`; a string is quoted as it is."""
     seen = " and ".join(f"{name} {x if isinstance(x, str) else shape(x)}" for name, x in got.items())
     raise error(f"{caller}: {must}, got {seen}. {remedy}")
 

@@ -1,8 +1,8 @@
 """Ground: the names of JAX that are not among those it promises to keep, in one place.
 
-Everything else in this library imports from `jax`, `jax.numpy`, `jax.lax`, `jax.nn`, `jax.random`, `jax.sharding` and
-`jax.tree_util` alone. `tests/test_jax_names.py` says by name which of these is gone in a new release, and what hangs
-on it.
+Everything else in this library uses public names of JAX alone, and none of `jax.experimental`, `jax.extend`,
+`jax.interpreters` and `jax.core`, of which the class `Tracer` is documented. `tests/test_jax_names.py` sees to that,
+and says by name which of the names here is gone in a new release, and what hangs on it.
 
 `jax.interpreters` and `jax.extend` are where JAX tells authors of primitives to look, without a promise of stability.
 """

@@ -58,7 +58,7 @@ def frequencies(width: int, *, base: float = 10_000.0, scaling: Scaling | None =
 
 
 def frequencies_of(caller: str, width: int, base: float, scaling: Scaling | None) -> Frequencies:
-    """`frequencies`, its errors in the name of `where`."""
+    """`frequencies`, its errors in the name of `caller`."""
     width = _errors.count(caller, "width", width)
     if width % 2:
         _errors.fail(ValueError, caller, "width must be even", "Columns turn in pairs.", width=str(width))

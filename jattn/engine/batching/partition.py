@@ -1,7 +1,7 @@
 """Devices: a function over independent examples, kept on the devices where the examples are.
 
 The compiler of a program over several devices cannot see that the steps of a loop over examples are independent:
-where that axis is sharded, it gathers the examples at every step. `kept_apart` tells it, with JAX's own means for this
+where that axis is sharded, it gathers the examples at every step. `partitioned` tells it, with JAX's own means for this
 (`custom_partitioning`): each device runs the function over the examples that it holds, and only what is a sum over
 examples is exchanged.
 """
