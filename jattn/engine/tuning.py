@@ -1,4 +1,6 @@
-"""Machine constants: every number that was chosen for a machine and not by mathematics, each beside its reason.
+"""Machine constants: numbers that were chosen for a machine and not by mathematics, each beside its reason.
+
+A few others stand beside their one use (`scores._relative`, `masks._chosen`).
 
 Measured on CPUs of two cores (AMD EPYC) and, where it says so, on an Intel Xeon and an NVIDIA H200 (tables in
 `benchmarks/results`). What else is said of GPU and TPU was chosen from how these machines work, and not measured.
