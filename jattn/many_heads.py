@@ -184,7 +184,7 @@ def dot_product_attention(
     if is_causal:
         shared = _and(shared, masks.causal())
     if local_window_size is not None:
-        shared = _and(shared, _window(local_window_size))
+        shared = _and(shared, local_window(_CALLER, local_window_size))
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
         allowed = shared
@@ -307,12 +307,12 @@ def _and(a: Mask | None, b: Mask) -> Mask:
     return b if a is None else a & b
 
 
-def _window(size: Any) -> Mask:
+def local_window(caller: str, size: Any) -> Mask:
     """jax.nn's local_window_size: (left, right), or one number for both sides."""
     sizes = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(sizes) != 2:
         got = {"local_window_size": f"of {len(sizes)} numbers"}
         remedy = "Pass (left, right), or one number for both."
-        _errors.fail(ValueError, _CALLER, "local_window_size must be two numbers of tokens", remedy, **got)
-    left, right = (_errors.count(_CALLER, "local_window_size", x) for x in sizes)
+        _errors.fail(ValueError, caller, "local_window_size must be two numbers of tokens", remedy, **got)
+    left, right = (_errors.count(caller, "local_window_size", x) for x in sizes)
     return masks.window(left, right)

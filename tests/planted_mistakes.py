@@ -774,9 +774,12 @@ plant("the gradient of a sink that all devices share from one of them", "jattn/_
 plant("other rows than were chosen", "jattn/hosts/_attend.py", "weights_of(q, k, found.lse, rows,",
       "weights_of(q, k, found.lse, rows + 1,",
       "hosts.py::test_flax_keeps_statistics_and_the_weights_of_chosen_rows[each]")
-plant("a bias of one example for all", "jattn/hosts/_attend.py", "own = {name: x[0] if x.shape[0] == 1 else x for",
-      "own = {name: x[:1] if x.shape[0] == 1 else x for",
+plant("a bias of one example for all", "jattn/hosts/_attend.py", "own[name] = x[0] if x.shape[0] == 1 else x, axes",
+      "own[name] = x[:1] if x.shape[0] == 1 else x, axes",
       "hosts.py::test_flax_keeps_statistics_and_the_weights_of_chosen_rows[one for all]")
+plant("a measured sink of each head as one of each query", "jattn/hosts/_attend.py",
+      'found["sink"] = heads.split_heads(sink, K), (None, 0, 0)', 'found["sink"] = sink, (None,) * 3',
+      "hosts.py::test_what_a_layer_measures_is_of_the_attention_that_it_computes[4-4-a sink a head-equinox]")
 plant("two partials of a ring joined without their sums", PARTIALS, SHARES, SHARES.replace(" + x[2]", ""), ALIBI)
 
 plant("what differs between devices taken for what they share", "jattn/one_head.py",

@@ -13,7 +13,7 @@ from _inputs import assert_close, normal
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jattn import masks
+from jattn import dot_product_attention, masks
 
 pytestmark = pytest.mark.structure
 
@@ -353,7 +353,6 @@ def test_the_signature_of_transformers_gives_what_its_layers_compute(mask):
 
 
 def test_the_signature_of_transformers_has_sinks_position_biases_and_dropout():
-    from jattn import dot_product_attention
     from jattn.hosts.transformers import attention_interface
 
     q, k, v = normal(3, B, H, T, D, dtype=np.float32)
@@ -492,6 +491,70 @@ def test_a_layer_returns_what_is_measured_of_each_head(name):
     near(found.sink_weight, jnp.exp(np.float32(0.5) - lse))
     near(weights, jnp.exp(logits - lse[..., None])[..., ROWS, :])
     near(found.entropy, of_logits(logits)[1])
+
+
+OPTIONS = {
+    "a sink a head": lambda b, t, s: {"sink": np.array([-5, 0, 5, 10], np.float32)},
+    "positions of each example": lambda b, t, s: {
+        "mask": masks.window(2, 1), "sink": 0.5, "k_positions": np.arange(s, dtype=np.int32),
+        "q_positions": np.arange(t, dtype=np.int32) + np.arange(b, dtype=np.int32)[:, None],
+    },
+    "positions of all": lambda b, t, s: {
+        "is_causal": True, "q_positions": np.arange(t) + s - t, "k_positions": np.arange(s)
+    },
+    "lengths and a window": lambda b, t, s: {
+        "query_seq_lengths": t - np.arange(b), "key_value_seq_lengths": s - 2 - np.arange(b),
+        "local_window_size": (3, 1),
+    },
+    "causal within a width": lambda b, t, s: {"is_causal": True, "local_window_size": 2, "k_positions": None},
+    "nothing, by name": lambda b, t, s: {
+        "sink": None, "local_window_size": None, "key_value_seq_lengths": None, "query_seq_lengths": None,
+        "score": None, "scale": None, "implementation": None, "tile": None, "dropout_rate": 0.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["equinox", "haiku"])
+@pytest.mark.parametrize("which", OPTIONS)
+@pytest.mark.parametrize(("t", "s"), [(4, 4), (T, S)])
+def test_what_a_layer_measures_is_of_the_attention_that_it_computes(name, which, t, s):
+    """Four queries of four heads are among them: of a sink, one entry a head is not one a query."""
+    b, rows = 1 if name == "equinox" else B, np.array([0, 3], np.int32)
+    x, y = normal(b, t, 16, dtype=np.float32), normal(b, s, 16, seed=1, dtype=np.float32)
+    options, kept = OPTIONS[which](b, t, s), {}
+    mask = options.pop("mask", None)
+    if name == "equinox":
+        from jattn.hosts.equinox import MultiheadAttention
+
+        def both(x, y):
+            q, k, v = (z[0] for z in (x, y, y))
+            keep = lambda *qkv: kept.update(zip("qk", (z[None] for z in qkv[:2]), strict=True)) or qkv  # noqa: E731
+            layer = MultiheadAttention(4, 16, key=jax.random.key(0))
+            _, found = layer(q, k, v, mask, measure=rows, process_heads=keep, **options)
+            return jax.tree.map(lambda z: z[None], found), dict(kept)
+    else:
+        import haiku as hk
+
+        from jattn.hosts.haiku import MultiHeadAttention
+
+        draw = hk.initializers.VarianceScaling(1.0)
+        layer = hk.without_apply_rng(
+            hk.transform(lambda x, y: MultiHeadAttention(4, D, w_init=draw)(x, y, y, mask, measure=rows, **options))
+        )
+
+        def both(x, y):
+            params = layer.init(jax.random.key(0), x, y)
+            q, k = (z @ params[f"multi_head_attention/{side}"]["w"] for side, z in (("query", x), ("key", y)))
+            return layer.apply(params, x, y)[1], {"q": q.reshape(b, t, 4, D), "k": k.reshape(b, s, 4, D)}
+
+    (found, weights), of = jax.jit(both)(x, y)
+    units = jnp.broadcast_to(jnp.eye(s)[:, None], (b, s, 4, s))
+    every, lse = dot_product_attention(of["q"], of["k"], units, None, mask, return_residual=True, **options)
+    near(found.lse, jnp.moveaxis(lse, -1, -2))
+    near(weights, jnp.moveaxis(every, -2, -3)[..., rows, :])
+    sink = options.get("sink")
+    sink = np.broadcast_to(np.float32(-np.inf if sink is None else sink), 4)[None, :, None]
+    near(found.sink_weight, jnp.where(np.isfinite(sink), jnp.exp(sink - found.lse), 0))
 
 
 # What is not there

@@ -1,7 +1,9 @@
 """What the hosts share: their arrays in the form that `dot_product_attention` takes."""
 
+import functools
 import importlib.util
 import math
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +12,8 @@ import numpy as np
 
 from jattn import _errors
 from jattn.arguments import heads
-from jattn.many_heads import dot_product_attention
-from jattn.masks import Mask, causal, dense
+from jattn.many_heads import dot_product_attention, local_window
+from jattn.masks import Mask, causal, dense, lengths
 from jattn.one_head import weights_of
 from jattn.per_query import statistics
 from jattn.reference import Statistics
@@ -88,9 +90,11 @@ def _folded(name: str, x: jax.Array, batch: tuple[int, ...], pairs: tuple[int, .
     return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(math.prod(batch), *x.shape[-3:])
 
 
-PARTS = ("score", "sink", "scale", "q_positions", "k_positions")
+SHARED = ("score", "scale")
+EACH = ("sink", "q_positions", "k_positions", "query_seq_lengths", "key_value_seq_lengths")
 NO_PART = ("dropout_rate", "dropout_key", "tile", "implementation")
-"""Options of `dot_product_attention` that are a part of a weight, alike for all heads; and that are none."""
+"""Options of `dot_product_attention` that are a part of a weight, alike for all heads, or with an entry a head or an
+example; and that are none. Beside them `is_causal` and `local_window_size`, which make a mask."""
 
 
 class Measured(NamedTuple):
@@ -110,54 +114,78 @@ def measure_heads(
     *,
     rows: Any,
     is_causal: bool = False,
+    local_window_size: Any = None,
     **options: Any,
 ) -> Measured:
     """What `jattn.statistics` says of each head of `attend_heads`, at linear memory, and the weights of chosen rows.
 
     Args:
       query: [*B, T, N, H]. key: [*B, S, K, H].
-      bias, mask, is_causal: as in `attend_heads`.
+      bias, mask: as in `attend_heads`.
       rows: integers [R], or nothing at all.
-      **options: score, sink, scale, q_positions and k_positions of one head. What is no part of a weight, as dropout
-        and tile, is left out.
+      is_causal, local_window_size, **options: as in `dot_product_attention`, in the shapes that are given there: score,
+        scale, sink, positions and lengths. What is no part of a weight, as dropout and tile, is left out.
     """
     caller = "hosts"
-    options = {name: x for name, x in options.items() if name not in NO_PART}
-    unknown = options.keys() - PARTS
+    unknown = options.keys() - {*SHARED, *EACH, *NO_PART}
     if unknown:
-        remedy = f"Measured are heads that share {', '.join(PARTS)}; say lengths and windows with jattn.masks."
+        remedy = f"Measured are is_causal, local_window_size, {', '.join((*SHARED, *EACH))}; say all else as a mask."
         _errors.fail(
             TypeError, caller, "each option of what is measured must be known", remedy, option=sorted(unknown)[0]
         )
     rows = jnp.zeros(0, jnp.int32) if np.size(rows) == 0 else _errors.array(caller, "rows", rows)
     _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
     _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
-    sink = options.pop("sink", None)
     batch, (query, key) = _one_batch(query=query, key=key)
     (T, N), (S, K) = query.shape[1:3], key.shape[1:3]
-    shared = mask if isinstance(mask, Mask) else None
-    if is_causal:
-        shared = causal() if shared is None else shared & causal()
-    if is_causal:  # without positions it is counted from the first rows, as in jax.nn
-        given = [options.get(f"{side}_positions") for side in "qk"]
-        both = given if any(x is not None for x in given) else [jnp.arange(n, dtype=jnp.int32) for n in (T, S)]
-        options |= {"q_positions": both[0], "k_positions": both[1]}
+    sided = [causal()] if is_causal else []
+    sided += [] if local_window_size is None else [local_window(caller, local_window_size)]
+    own = _entries(caller, query, S, K, {name: options.get(name) for name in EACH})
+    if sided and not own.keys() & {"q_positions", "k_positions"}:
+        # Without positions they are counted from the first rows, as in jax.nn.
+        own |= {f"{side}_positions": (jnp.arange(n, dtype=jnp.int32), (None,) * 3) for side, n in (("q", T), ("k", S))}
     pairs = _pairs(batch, query, key, bias, None if isinstance(mask, Mask) else mask)
-    own = {name: x[:, 0] if x.shape[1] == 1 else heads.split_heads(x, K, 1) for name, x in pairs.items()}
-    own = {name: x[0] if x.shape[0] == 1 else x for name, x in own.items()}
-    over = [{name: None if x.shape[axis] == 1 else 0 for name, x in pairs.items()} for axis in (0, 1, 1)]
+    for name, x in pairs.items():
+        axes = tuple(None if x.shape[axis] == 1 else 0 for axis in (0, 1, 1))
+        x = x[:, 0] if x.shape[1] == 1 else heads.split_heads(x, K, 1)
+        own[name] = x[0] if x.shape[0] == 1 else x, axes
+    everywhere = [*([mask] if isinstance(mask, Mask) else []), *sided]
+    alike = {name: options.get(name) for name in SHARED}
 
     def head(q: jax.Array, k: jax.Array, _: jax.Array, own: dict[str, jax.Array]) -> Measured:
-        allowed = shared
-        if "mask" in own:
-            allowed = dense(own["mask"]) if shared is None else shared & dense(own["mask"])
-        given = {"mask": allowed, "bias": own.get("bias"), **options}
-        found = statistics(q, k, sink=sink, **given)
+        allowed = [*everywhere, *([dense(own["mask"])] if "mask" in own else [])]
+        filled = [own.get(f"{side}_seq_lengths") for side in ("query", "key_value")]
+        allowed += [lengths(*filled)] if any(n is not None for n in filled) else []
+        given: dict[str, Any] = {"mask": functools.reduce(operator.and_, allowed) if allowed else None, **alike}
+        given |= {name: own.get(name) for name in ("bias", "q_positions", "k_positions")}
+        found = statistics(q, k, sink=own.get("sink"), **given)
         return Measured(found, weights_of(q, k, found.lse, rows, **given))
 
     keys = jnp.moveaxis(key, 1, 2)
-    found = heads.vmap_heads(head, over)(heads.heads_before_rows(query, K), keys, keys, own)
+    over = [{name: axes[level] for name, (_, axes) in own.items()} for level in range(3)]
+    arrays = {name: x for name, (x, _) in own.items()}
+    found = heads.vmap_heads(head, over)(heads.heads_before_rows(query, K), keys, keys, arrays)
     return jax.tree.map(lambda x: x.reshape(*batch, N, *x.shape[3:]), found)
+
+
+def _entries(
+    caller: str, query: jax.Array, S: int, K: int, given: dict[str, Any]
+) -> dict[str, tuple[jax.Array, tuple[int | None, ...]]]:
+    """What has an entry a head or an example, of those that are not None, and its axes: of examples, of key/value
+    heads, of the query heads of one of these."""
+    B, T, N = query.shape[:3]
+    found: dict[str, tuple[jax.Array, tuple[int | None, ...]]] = {}
+    given = {name: x for name, x in given.items() if x is not None}
+    for name, axes, n in (("q_positions", "[B, T]", T), ("k_positions", "[B, S]", S)):
+        if name in given:
+            x = heads.per_row(caller, name, given[name], (B, n), axes, "tokens", shared=True)
+            found[name] = x, (0 if x.ndim == 2 else None, None, None)
+    for name in given.keys() & {"query_seq_lengths", "key_value_seq_lengths"}:
+        found[name] = heads.per_row(caller, name, given[name], (B,), "[B]", "rows"), (0, None, None)
+    if "sink" in given:
+        sink = jnp.broadcast_to(heads.sink_per_head(caller, given["sink"], N, "N"), (N,))
+        found["sink"] = heads.split_heads(sink, K), (None, 0, 0)
+    return found
 
 
 def _one_a_head(x: jax.Array, N: int) -> jax.Array:

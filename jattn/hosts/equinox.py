@@ -76,7 +76,9 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         """As equinox.nn.MultiheadAttention; further options are those of `jattn.dot_product_attention`.
 
         measure: integers [R], or [] for none: returned is (out, (statistics, weights)), what `jattn.statistics` says of
-        each head, arrays [N, T] at linear memory, and the weights [N, R, S] of these queries, without dropout.
+        each head, arrays [N, T] at linear memory, and the weights [N, R, S] of these queries. It is measured of the
+        same attention, under every option: a sink one for all or one a head [N], positions, lengths, is_causal,
+        local_window_size, score and scale. Dropout is left out, and tile and implementation do not matter.
         """
         q, k, v = (self._heads(*x) for x in ((self.query_proj, query), (self.key_proj, key_), (self.value_proj, value)))
         if process_heads is not None:

@@ -62,7 +62,9 @@ class MultiHeadAttention(hk.MultiHeadAttention):
         """As haiku.MultiHeadAttention; further options are those of `jattn.dot_product_attention`.
 
         measure: integers [R], or [] for none: returned is (out, (statistics, weights)), what `jattn.statistics` says of
-        each head, arrays [*B, N, T] at linear memory, and the weights [*B, N, R, S] of these queries, without dropout.
+        each head, arrays [*B, N, T] at linear memory, and the weights [*B, N, R, S] of these queries. It is measured of
+        the same attention, under every option: a sink one for all or one a head [N], positions, lengths, is_causal,
+        local_window_size, score and scale. Dropout is left out, and tile and implementation do not matter.
         """
         q = self._linear_projection(query, self.key_size, "query")
         k = self._linear_projection(key, self.key_size, "key")
