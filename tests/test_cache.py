@@ -361,6 +361,19 @@ def test_cross_attention_attends_all_that_is_held():
         assert_close(attention(q[:, :, :2], c, mask=None), whole(q[:, :, :2], k, v, None)[0], ulps=64)
 
 
+@pytest.mark.structure
+def test_a_tree_over_a_cache_with_room_left_is_told_of_all_keys_and_keeps_its_prefix():
+    """What the message of a tree without `keys` says to do is what is right."""
+    drafts, n = [-1, 0, 0, 1, 2], 6
+    q, k, v = sequences(np.float32)
+    q, k, v = (x[:, :, : n + 5] for x in (q, k, v))
+    c = append(empty("float32")["contiguous"], k, v)
+    with pytest.raises(ValueError, match=rf"how many in all: tree\(…, prefix=n, keys={LONGEST}\)"):
+        attention(q[:, :, n:], c, mask=masks.tree(drafts, prefix=n))
+    got = attention(q[:, :, n:], c, mask=masks.tree(drafts, prefix=n, keys=LONGEST))
+    assert_close(got, whole(q[:, :, n:], k, v, masks.tree(drafts, prefix=n))[0], ulps=64)
+
+
 # Derivatives.
 
 

@@ -369,7 +369,7 @@ TABLE = [
     (lambda: masks.tree(whole(3), prefix=jnp.int32(2)), ValueError, "tree: keys must be given where prefix is an array, got keys None. Give the number of rows of k: tree(parents, prefix=n, keys=k.shape[0])."),
     (lambda: masks.tree(whole(3), prefix=2, keys=4), ValueError, "tree: keys must be at least prefix + T, got keys 4 and parents [3]. Every token has its key: give at least 5, or leave keys out."),
     (attend(mask=masks.tree(whole(S))), ValueError, "attention: parents must have the shape [T], got parents [17]. Give each query its parent: T is 13 here."),
-    (attend(mask=masks.tree(whole(T))), ValueError, "attention: prefix + T, or keys, must be S, got keys 13 and S 17. Give the number of the keys before the tree, or of all: tree(parents, prefix=4, keys=17)."),
+    (attend(mask=masks.tree(whole(T))), ValueError, "attention: prefix + T, or keys, must be S, got keys 13 and S 17. Say how many keys come before those of the tree, and how many in all: tree(…, prefix=n, keys=17)."),
     (lambda: masks.neighbourhood((2, 3, 4, 5), 1), ValueError, "neighbourhood: shape must have one to three axes, got shape (2, 3, 4, 5). Give the tokens along each axis, as in (height, width)."),
     (lambda: masks.neighbourhood((4, 5), (1, 1, 1)), ValueError, "neighbourhood: radius must have one entry an axis, got radius (1, 1, 1). Give one number for all axes, or one for each."),
     (lambda: masks.neighbourhood((4, 5), 1, dilation=0), ValueError, "neighbourhood: dilation must be at least 1, got dilation 0. Pass a Python int of at least 1."),
