@@ -245,6 +245,25 @@ def max_or_nan(x: jax.Array, axis: int | None = None, initial: float | None = No
     return nan_where(jnp.isnan(x).any(axis), jnp.max(x, axis, initial=initial))
 
 
+def how_many_up_to(x: jax.Array, bounds: jax.Array) -> jax.Array:
+    """How many entries of x [n], which do not decrease, are at most each bound: integers, int32.
+
+    By halving, in as many steps as the largest n needs, where n is a symbol of jax.export: JAX's own asks for a number.
+    """
+    n = x.shape[0]
+    if isinstance(n, int):
+        return jnp.searchsorted(x, bounds, side="right").astype(jnp.int32)
+
+    def halve(_: Any, between: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = between
+        middle = low + (high - low) // 2
+        up = (low < high) & (x[jnp.minimum(middle, n - 1)] <= bounds)
+        return jnp.where(up, middle + 1, low), jnp.where(up, high, middle)
+
+    low = jnp.zeros_like(bounds, jnp.int32)
+    return jax.lax.fori_loop(0, 32, halve, (low, jnp.full_like(low, n)))[0]
+
+
 def norm(x: jax.Array) -> jax.Array:
     """√Σ x², which no magnitude exceeds; ∞ or NaN if a NaN or an infinity is among the numbers, or a square overflows.
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import _errors, masks
+from jattn._numerics import how_many_up_to
 from jattn._types import Array, ArrayLike, Float, Integer, Numeric, PRNGKey, ScoreModifier
 from jattn.arguments import heads, options
 from jattn.engine.attend import attend
@@ -190,8 +191,7 @@ def _positions(starts: jax.Array, k_starts: jax.Array, T: int, S: int) -> tuple[
     """Keys counted from the start of their sequence; queries so that its last query stands beside its last key."""
     rows = [jnp.arange(n, dtype=jnp.int32) for n in (T, S)]
     of_q, of_k = (
-        jnp.clip(jnp.searchsorted(x, n, side="right") - 1, 0, x.shape[0] - 1).astype(jnp.int32)
-        for x, n in zip((starts, k_starts), rows, strict=True)
+        jnp.clip(how_many_up_to(x, n) - 1, 0, x.shape[0] - 1) for x, n in zip((starts, k_starts), rows, strict=True)
     )
     following = jnp.minimum(of_q + 1, starts.shape[0] - 1)
     behind = starts[following] - rows[0]  # how many queries of its sequence are left, itself included

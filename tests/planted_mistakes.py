@@ -388,6 +388,9 @@ plant("a dense tile without the pairs that some queries have", BY_ROW, "tiles_of
       "tiles_of(allowed.all(0)).any(1)", f"{EXACT}[dense]")
 plant("queries of a sequence beside its first keys", "jattn/ragged.py", "return k_starts[following] - k_starts[of_q] -",
       "return starts[following] - starts[of_q] -", "ragged.py::test_each_sequence_is_attended_as_if_it_were_alone")
+plant("a sequence that starts after its first row where their number is a symbol", "jattn/_numerics.py",
+      "(x[jnp.minimum(middle, n - 1)] <= bounds)", "(x[jnp.minimum(middle, n - 1)] < bounds)",
+      "export.py::test_a_symbolic_number_of_sequences_runs_at_every_number[7]")
 plant("one row more than the length", BY_ROW, "rows.numbers < n", "rows.numbers <= n", BOOLEANS)
 plant("EMPTY and FULL kept by ~", ALGEBRA, "return (FULL if isinstance(state, int) else np.int32(FULL)) - state",
       "return state", NEVER_WRONG)

@@ -142,6 +142,28 @@ def test_any_size_may_be_a_symbol(spec):
         assert_close(program.call(x), f(x), ulps=256)
 
 
+RAGGED = [[0, 3, 7], [0, 3, 3, 6, 5, 7], [2], [1, 1, 8], [0, 0, 1, 2, 3, 4, 5, 6, 6, 7]]
+
+
+@pytest.mark.parametrize("t", ["7", "t"])
+def test_a_symbolic_number_of_sequences_runs_at_every_number(t):
+    """Empty ones, rows before the first and starts after the last among them."""
+    f = value_and_gradient(
+        lambda x: jattn.ragged_attention(x["q"], x["k"], x["v"], x["starts"], mask=masks.causal(), score=learned(x))
+    )
+    allowed = jax.jit(lambda starts: masks.to_dense(masks.ragged(starts), 7, 7))
+    t, n = symbols(f"{t}, n")
+    made = lambda t: {"q": (t, 2 * H, D), "k": (t, H, D), "v": (t, H, D), "table": (8,)}  # noqa: E731
+    starts = jax.ShapeDtypeStruct((n,), jnp.int32)
+    of = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in made(t).items()}
+    program, dense = export.export(f)(of | {"starts": starts}), export.export(allowed)(starts)
+    x = {name: jnp.asarray(normal(*shape, seed=len(shape)), jnp.float32) for name, shape in made(7).items()}
+    for given in RAGGED:
+        given = jnp.array(given, jnp.int32)
+        assert_close(program.call(x | {"starts": given}), f(x | {"starts": given}), ulps=256)
+        np.testing.assert_array_equal(dense.call(given), allowed(given))
+
+
 def test_a_symbolic_width_is_refused_by_name():
     (d,) = symbols("d")
     x = jax.ShapeDtypeStruct((7, d), jnp.float32)

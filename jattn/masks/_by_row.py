@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors
+from jattn._numerics import how_many_up_to
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, value
 from jattn.masks._algebra import PARTIAL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state
@@ -195,7 +196,7 @@ class Ragged(Mask):
 
 def _sequence(starts: jax.Array, rows: Any) -> jax.Array:
     """The sequence of each row, counted from 1; 0 before the first, N + 1 after the last."""
-    return jnp.searchsorted(starts, jnp.asarray(rows), side="right").astype(jnp.int32)
+    return how_many_up_to(starts, jnp.asarray(rows))
 
 
 @partial(jax.jit, static_argnums=(2, 3))

@@ -39,7 +39,9 @@ class Tree(Mask):
             remedy = f"Give each query its parent: T is {T} here."
             _errors.fail(ValueError, caller, "parents must have the shape [T]", remedy, parents=self.number)
         if self.first.shape != (S,):
-            remedy = f"Say how many keys come before those of the tree, and how many in all: tree(…, prefix=n, keys={S})."
+            remedy = (
+                f"Say how many keys come before those of the tree, and how many in all: tree(…, prefix=n, keys={S})."
+            )
             got = {"keys": str(self.first.shape[0]), "S": str(S)}
             _errors.fail(ValueError, caller, "prefix + T, or keys, must be S", remedy, **got)
 
