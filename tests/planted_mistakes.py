@@ -388,6 +388,9 @@ plant("a dense tile without the pairs that some queries have", BY_ROW, "tiles_of
       "tiles_of(allowed.all(0)).any(1)", f"{EXACT}[dense]")
 plant("queries of a sequence beside its first keys", "jattn/ragged.py", "return k_starts[following] - k_starts[of_q] -",
       "return starts[following] - starts[of_q] -", "ragged.py::test_each_sequence_is_attended_as_if_it_were_alone")
+plant("a page too few of a prompt whose length is a symbol", "jattn/cache/_append.py",
+      "if isinstance(T, int) else most", "if isinstance(T, int) else most - 3",
+      "export.py::test_a_prompt_of_any_length_is_appended_to_a_cache_and_attended_by_one_program[paged-float32]")
 plant("a sequence that starts after its first row where their number is a symbol", "jattn/_numerics.py",
       "(x[jnp.minimum(middle, n - 1)] <= bounds)", "(x[jnp.minimum(middle, n - 1)] < bounds)",
       "export.py::test_a_symbolic_number_of_sequences_runs_at_every_number[7]")

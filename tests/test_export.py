@@ -13,7 +13,7 @@ from _inputs import assert_close, normal
 from jax import export
 
 import jattn
-from jattn import heads, masks, positions, scores
+from jattn import cache, heads, masks, positions, scores
 
 pytestmark = pytest.mark.structure
 pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
@@ -162,6 +162,32 @@ def test_a_symbolic_number_of_sequences_runs_at_every_number(t):
         given = jnp.array(given, jnp.int32)
         assert_close(program.call(x | {"starts": given}), f(x | {"starts": given}), ulps=256)
         np.testing.assert_array_equal(dense.call(given), allowed(given))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["contiguous", "ring", "paged"])
+def test_a_prompt_of_any_length_is_appended_to_a_cache_and_attended_by_one_program(kind, dtype):
+    make = {
+        "contiguous": lambda: cache.contiguous(2, H, 16, D, dtype=dtype),
+        "ring": lambda: cache.ring(2, H, D, window=5, chunk=9, dtype=dtype),
+        "paged": lambda: cache.paged(2, H, 16, D, pages=7, page=4, dtype=dtype),
+    }[kind]
+
+    @jax.jit
+    def f(q, k, v, n):
+        c = cache.append(make(), k, v, lengths=n)
+        after = cache.append(c, k[:, :, :1], v[:, :, :1])
+        outs = cache.attention(q, c, lengths=n), cache.attention(q[:, :, :1], after)
+        return {"out": outs, "counts": (after.length, after.next, after.full), "places": after.store.positions}
+
+    (t,) = symbols("t")
+    shape = lambda h, t: jax.ShapeDtypeStruct((2, h, t, D), jnp.float32)  # noqa: E731
+    program = export.export(f)(shape(2 * H, t), shape(H, t), shape(H, t), jax.ShapeDtypeStruct((2,), jnp.int32))
+    for length in (1, 2, 9):
+        xs = [jnp.asarray(normal(2, h, length, D, seed=i), jnp.float32) for i, h in enumerate((2 * H, H, H))]
+        got, want = (run(*xs, jnp.array([length, length - 1], jnp.int32)) for run in (program.call, f))
+        assert_close(got.pop("out"), want.pop("out"), ulps=256)
+        jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_a_symbolic_width_is_refused_by_name():

@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -113,14 +113,21 @@ def _written(
     stop = room.length + n
     begin = jnp.maximum(room.length, stop - room.capacity)
     size = room.store.C
-    J = 1 if T == 1 else min(-(-room.capacity // size) + 1, (T - 2) // size + 2)
-    if room.capacity == size and not isinstance(room, Ring):
-        J = 1
+    J = _pages_of(room, T)
     pages = room.pages(begin[:, None] // size + jnp.arange(J, dtype=jnp.int32)[None])
     store = write(room.store, tokens(room.store, k, v, at), pages, room.length, begin, stop)
     last = jnp.take_along_axis(at, jnp.maximum(n - 1, 0)[:, None], 1)[:, 0]
     following = jnp.where(n > 0, last + 1, room.next)
     return dataclasses.replace(room, store=store, length=stop, next=following), refused  # type: ignore[return-value]
+
+
+def _pages_of(cache: Cache, T: Any) -> int:
+    """How many pages T tokens may fall into; as many as a row has, where T is a symbol of jax.export."""
+    size = cache.store.C
+    if T == 1 or (cache.capacity == size and not isinstance(cache, Ring)):
+        return 1
+    most = -(-cache.capacity // size) + 1
+    return min(most, (T - 2) // size + 2) if isinstance(T, int) else most
 
 
 def next_positions(cache: Cache, T: int = 1) -> Integer[Array, "B T"]:

@@ -292,7 +292,8 @@ def _partial(caller: str, x: CacheQueries, cache: Cache, score: ScoreModifier | 
         wrong = wrong | lost
     rows = spec_of(x.q)[:4]
     specs = PartitionSpec(*rows, None), PartitionSpec(*rows), PartitionSpec(*rows)
-    attend = decode if G * T <= tuning.DECODE_ROWS else prefill
+    few = isinstance(G * T, int) and G * T <= tuning.DECODE_ROWS  # a symbol of jax.export is as many as it likes
+    attend = decode if few else prefill
     out, m, log_sum = on_automatic_axes(partial(attend, score=closed), specs, x, cache)
     wrong = wrong[:, None, None]
     out, m = nan_where(wrong[..., None], out), nan_where(wrong, m)

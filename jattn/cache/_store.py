@@ -169,7 +169,7 @@ def write(
     single scatter XLA would do the same, more slowly.
     """
     C, T, (B, J) = store.C, new.positions.shape[1], pages.shape
-    n = min(T, C)  # as many slots hold what falls into any one page
+    n = min(T, C) if isinstance(T, int) else C  # as many slots hold what falls into any one page
 
     def one(store: Store, step: jax.Array) -> tuple[Store, None]:
         b, j = step // J, step % J
