@@ -335,6 +335,9 @@ plant("the sides of a window exchanged", MANY_HEADS, "return masks.window(left, 
 plant("heads of a group in turn", "jattn/heads/_multi.py", "(split_heads(q, Hkv), k, v, own)",
       "(split_heads(q, H // Hkv).swapaxes(0, 1), k, v, own)",
       "heads.py::test_multi_head_is_attention_in_every_head[grouped]")
+plant("what all heads share before what each has of its own", "jattn/heads/_multi.py", "**(shared | own)",
+      "**(own | shared)",
+      "heads.py::test_heads_may_have_their_own_scale_and_positions_in_place_of_what_is_left_out")
 plant("a scale beside a learned temperature", "jattn/heads/_multi.py", 'options = {"scale": 1.0} | options', "pass",
       "heads.py::test_multi_head_is_attention_in_every_head[L2 norm of q and k]")
 plant("induction seeks the token itself", "jattn/heads/_scores.py", "masks.segments(tokens, jnp.roll(tokens, 1))",

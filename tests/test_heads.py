@@ -153,6 +153,21 @@ def test_each_head_has_its_own_sink_bias_and_score():
 
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
+def test_heads_may_have_their_own_scale_and_positions_in_place_of_what_is_left_out():
+    """A learned temperature has a scale of its own, 1, and positions that are left out are none."""
+    params, x = drawn(qk_norm="l2"), normal(T, E, seed=50)
+    scales, stand = np.linspace(0.5, 2, H), np.arange(T, dtype=np.int32) + 3 * np.arange(H, dtype=np.int32)[:, None]
+    there = np.broadcast_to(np.arange(T, dtype=np.int32), (H, T))
+    given = {"scale": scales, "q_positions": stand, "k_positions": there}
+    q, k, v = heads.project(params, x)
+    allowed = stand[:, :, None] >= there[:, None]
+    each = jax.vmap(lambda q, k, v, mask, scale: attention(q, k, v, mask=mask, scale=scale)[0])
+    want = heads.output(params, each(q, k, v, allowed, scales), x)
+    assert_close(causal(params, x, per_head=given), want, ulps=64)
+
+
+@pytest.mark.structure
+@pytest.mark.usefixtures("x64")
 def test_the_gradient_of_every_parameter_is_that_of_the_reference():
     params, x = drawn(**FORMS["all at once"]), normal(T, E, seed=50)
 

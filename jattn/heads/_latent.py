@@ -224,7 +224,8 @@ def latent_absorbed(
       (7, 32)
     """
     q, q_rope, latent, k_rope = latents(params, x, positions=positions, rope=rope, eps=eps)
-    options = {"scale": (q.shape[2] + q_rope.shape[2]) ** -0.5} | options
+    if "scale" not in (per_head or {}):
+        options = {"scale": (q.shape[2] + q_rope.shape[2]) ** -0.5} | options
     with standard():
         q = jnp.concatenate([jnp.einsum("htd,chd->htc", q, params["k"]), q_rope], 2)
         k = jnp.concatenate([latent, k_rope], 1)

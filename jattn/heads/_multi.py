@@ -1,6 +1,6 @@
 """Multi-head, grouped and multi-query attention, of a sequence to itself or to another."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import jax
@@ -18,6 +18,7 @@ from jattn.one_head import AttentionOptions, SharedOptions, attention
 ROPE = "Write rope(x [T, D], positions [T]) -> [T, D], as jattn.positions.rotary."
 PerHead: TypeAlias = Mapping[str, ArrayTree]
 """Options of `attention` with a leading axis H in their leaves."""
+PER_HEAD = ("mask", "score", "bias", "sink", "scale", "q_positions", "k_positions", "dropout_rate", "dropout_key")
 Rope: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 """`rope(x [T, D], positions [T]) -> [T, D]`, as functools.partial(rotary, base=500_000.0)."""
 
@@ -133,7 +134,7 @@ def multi_head(
         functools.partial(rotary, base=500_000.0).
       eps: added to the mean square in the norms of q and k.
       per_head: options of `attention` that have one entry a head, as {"sink": [H], "bias": [H, T, S],
-        "score": a pytree that is a function, with a leading axis H in its leaves}.
+        "score": a pytree that is a function, with a leading axis H in its leaves}; none that all heads share too.
       **options: options of `attention` that all heads share: mask, score, bias, sink, scale, dropout_rate, tile; and
         dropout_key, which is split over the heads.
 
@@ -142,7 +143,7 @@ def multi_head(
 
     Raises:
       TypeError, ValueError: as `attention`; params lack a matrix or do not fit x, the context, or one another;
-      positions are missing; rope is no function.
+      positions are missing; rope is no function; an option in per_head is unknown or given for all heads too.
 
     Memory: linear in T and S, as `attention`; a key/value head is never repeated.
 
@@ -170,7 +171,7 @@ def multi_head(
         must = f"rope looks at positions, so both sides must have them {where}"
         _errors.fail(ValueError, "multi_head", must, remedy, no=" and no ".join(missing))
     q, k, v = project(params, x, context, q_positions=q_positions, k_positions=k_positions, rope=rope, eps=eps)
-    if "temperature" in params:
+    if "temperature" in params and "scale" not in (per_head or {}):
         options = {"scale": 1.0} | options
     out = grouped(q, k, v, per_head=per_head, q_positions=q_positions, k_positions=k_positions, **options)
     return output(params, out, x)
@@ -302,11 +303,33 @@ def grouped(
     """
 
     shared: dict[str, Any] = {**options, "return_lse": return_lse}
+    key = shared.pop("dropout_key", None)
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
-        return attention(q, k, v, **own, **shared)
+        return attention(q, k, v, **(shared | own))
 
-    return in_every_head("grouped", head, q, k, v, per_head, shared.pop("dropout_key", None))
+    beside = shared | {"dropout_key": key}
+    return in_every_head("grouped", head, q, k, v, own_options("grouped", per_head, PER_HEAD, beside), key)
+
+
+def own_options(
+    caller: str, per_head: PerHead | None, known: Sequence[str], shared: Mapping[str, Any]
+) -> dict[str, ArrayTree]:
+    """The options that each head has of its own, `known` ones that are not among the `shared`; None is not given."""
+    if not isinstance(per_head or {}, Mapping):
+        remedy, got = 'Write {"sink": [H]}.', {"per_head": f"of type {type(per_head).__name__}"}
+        _errors.fail(TypeError, caller, "per_head must be a mapping of options by name", remedy, **got)
+    own = {name: x for name, x in (per_head or {}).items() if x is not None}
+    for name in own:
+        if name not in known:
+            remedy = f"A head may have its own {', '.join(known)}."
+            _errors.fail(TypeError, caller, "each option in per_head must be known", remedy, option=str(name))
+        if shared.get(name) is not None:
+            remedy = f"Leave out one of {name} and per_head[{name!r}]."
+            _errors.fail(
+                TypeError, caller, f"{name} must be given once", remedy, **{name: "for all heads and for each"}
+            )
+    return own
 
 
 def in_every_head(
@@ -315,7 +338,7 @@ def in_every_head(
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
-    per_head: PerHead | None,
+    own: dict[str, ArrayTree],
     dropout_key: PRNGKey | None = None,
 ) -> Any:
     """`head`(q [T, D], k [S, D], v [S, Dv], own) in each of H heads, which share k and v in groups: leaves [H, …].
@@ -329,13 +352,12 @@ def in_every_head(
     H, Hkv = q.shape[0], k.shape[0]
     must = "H must be a multiple of Hkv, in k and v alike"
     group_size(caller, H, Hkv if v.shape[0] == Hkv else 0, must, q=q, k=k, v=v)
-    for leaf in jax.tree.leaves(per_head or {}):
+    for leaf in jax.tree.leaves(own):
         if jnp.shape(leaf)[:1] != (H,):
             remedy = "What all heads share goes beside it, as an option of its own."
             _errors.fail(ValueError, caller, f"per_head must have one entry a head, H = {H}", remedy, per_head=leaf)
-    own = dict(per_head or {})
     if dropout_key is not None:
-        own["dropout_key"] = jax.random.split(one_key(caller, dropout_key), H)
+        own = own | {"dropout_key": jax.random.split(one_key(caller, dropout_key), H)}
     own = jax.tree.map(lambda a: split_heads(jnp.asarray(a), Hkv), own)
     return jax.tree.map(merge_heads, vmap_heads(head, [0, 0])(split_heads(q, Hkv), k, v, own))
 

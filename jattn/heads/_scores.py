@@ -7,10 +7,13 @@ import jax.numpy as jnp
 
 from jattn import _errors, masks
 from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Integer, Numeric, ScoreModifier
-from jattn.heads._multi import PerHead, in_every_head
+from jattn.heads._multi import PerHead, in_every_head, own_options
 from jattn.masks import Mask
 from jattn.one_head import attention
 from jattn.per_query import statistics
+
+PER_HEAD = ("score", "bias", "sink", "scale", "q_positions", "k_positions")
+"""Which options a head may have of its own."""
 
 
 class HeadScores(NamedTuple):
@@ -130,7 +133,8 @@ def head_scores(
         of_keys = {name: score(relation) for name, relation in relations.items()}
         return HeadScores(**of_keys, entropy=_mean(whole.entropy, whole.max_logit > -jnp.inf))
 
-    return in_every_head(caller, head, q, k, k, per_head)
+    own = own_options(caller, per_head, PER_HEAD, {"mask": mask, **options})
+    return in_every_head(caller, head, q, k, k, own)
 
 
 def _mean(x: jax.Array, counted: jax.Array) -> jax.Array:
