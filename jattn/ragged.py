@@ -93,7 +93,7 @@ def ragged_attention(
       q_positions: integers [T], where each query stands in its sequence, in tokens. If None, keys are counted from the
         start of their sequence, and queries so that the last query stands beside the last key: a step of decoding,
         and with equal lengths both from 0. Queries without such a key stand before position 0.
-      k_positions: integers [S], likewise; both or neither.
+      k_positions: integers [S], likewise: both or neither, where `mask` or `score` looks at them.
       return_lse: also return the log-sum-exp.
       dropout_rate: as in `attention`.
       dropout_key: a key of jax.random, split for each head.
@@ -106,7 +106,8 @@ def ragged_attention(
 
     Raises:
       TypeError: a dtype is of the wrong kind, or the mask is not a value of `jattn.masks`.
-      ValueError: shapes do not fit; T ≠ S without k_starts; or one of q_positions and k_positions is missing.
+      ValueError: shapes do not fit; T ≠ S without k_starts; or one of q_positions and k_positions is missing where
+        `mask` or `score` looks at them.
 
     Memory: linear in T and S, as `attention`. Work: the tiles that hold a pair of one sequence, Σ_n T_n · S_n pairs and
       at most a tile at each end of a sequence: give a smaller `tile` where sequences are shorter than one. There is no

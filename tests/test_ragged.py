@@ -1,5 +1,7 @@
 """Sequences of any lengths one after another: each as it would be alone, in value and derivatives, and nothing else."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,6 +117,17 @@ def test_positions_of_the_caller_and_options_reach_every_head():
     assert (np.asarray(dropped) != np.asarray(f())).any((0, 2)).all()
     one = jattn.ragged_attention(*(a[:, :1] for a in x.values()), starts, **how)
     assert_close(one, f()[:, :1], ulps=4)
+
+
+def test_positions_of_one_side_alone_are_refused_only_where_something_looks_at_them():
+    """As `attention` takes them."""
+    x, starts, at = inputs(np.float32), np.array([0, 20, 37]), np.arange(T, dtype=np.int32)
+    x["k"], x["v"] = x["k"][:T], x["v"][:T]
+    f = partial(jattn.ragged_attention, **x, starts=starts)
+    assert_same(f(q_positions=at), f())
+    for looks in ({"mask": masks.causal()}, {"score": lambda a, t, s: a + (t - s).astype(a.dtype)}):
+        with pytest.raises(ValueError, match=r"looks at positions, so both sides must have them .* no k_positions"):
+            f(q_positions=at, **looks)
 
 
 def test_on_a_tpu_it_runs_as_kernels_and_so_does_a_ragged_mask():
