@@ -801,8 +801,10 @@ plant("a sign of the pull on queries", "jattn/flow/_pulls.py", "Pulls(-ds[..., N
       "flow.py::test_the_pull_of_each_key_has_the_sign_that_theory_says")
 plant("a pull without its scale", "jattn/flow/_pulls.py", "ds = scale * jax.grad(", "ds = jax.grad(",
       "flow.py::test_the_pulls_sum_to_the_gradient_of_any_loss")
+plant("a loss of the scores that pulls with nothing", "jattn/flow/_pulls.py", "ds = ds + on_scores", "ds = ds",
+      "flow.py::test_a_loss_of_the_scores_themselves_pulls_too")
 plant("a masked key that is not finite and pulls", "jattn/flow/_pulls.py",
-      "(jnp.where(may, x.astype(ds.dtype), 0) for x", "(x.astype(ds.dtype) for x",
+      "(jnp.where(seen, x.astype(ds.dtype), 0) for x", "(x.astype(ds.dtype) for x",
       "flow.py::test_what_is_masked_pulls_with_nothing_whatever_it_holds")
 plant("a masked value that is not finite and is averaged", "jattn/flow/_closed.py",
       "finite, nonfinite = zero_nonfinite_rows(v.astype(weights.dtype))",

@@ -75,6 +75,25 @@ def test_the_pulls_sum_to_the_gradient_of_any_loss(seed, size):
         assert small(off, 1 + size) < EXACT
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_loss_of_the_scores_themselves_pulls_too(masked, x64):
+    """Of a pair that is not allowed too, whose score is a step like any other."""
+    options = {"mask": np.arange(S)[None] % 3 != np.arange(T)[:, None] % 3, "scale": 0.7} if masked else {}
+
+    def loss(steps):
+        return jnp.mean(jnp.sin(steps.scores)) + jnp.sum(steps.weights**3) + flow.squared_error(1.0)(steps)
+
+    @jax.jit
+    def off(q, k, v):
+        found = flow.pulls(q, k, v, loss, **options)
+        wanted = jax.grad(lambda *qkv: loss(flow.attention_steps(*qkv, **options)), (0, 1, 2))(q, k, v)
+        sums = found.on_q.sum(1), found.on_k.sum(0), found.on_v.sum(0)
+        return jnp.stack([jnp.max(jnp.abs(a + b)) for a, b in zip(sums, wanted, strict=True)])
+
+    assert small(off(*qkv())) < EXACT
+
+
 def test_the_check_on_pulls_can_fail(x64):
     @jax.jit
     def off(q, k, v):

@@ -7,6 +7,9 @@ With c the scale, p the weights, a_ts = −dL/dp_ts, what a little more weight w
     −dL/dk_s = Σ_t c p_ts (a_ts − ā_t) q_t
     −dL/dv_s = Σ_t −p_ts dL/dout_t
 
+A loss of the scores themselves adds −dL/dscores_ts k_s to each term of the second line, and −dL/dscores_ts q_t to each
+of the third.
+
 The softmax is jattn.softmax, so a saturated row keeps its tail in each of these.
 """
 
@@ -65,20 +68,22 @@ def pulls(
         on_q_ts = c p_ts (a_ts − ā_t) k_s,    on_k_ts = c p_ts (a_ts − ā_t) q_t,    on_v_ts = −p_ts dL/dout_t
 
     with a_ts = −dL/dp_ts, what a little more weight would gain, through the output too, and ā_t its mean with the
-    weights. A key that would gain more than this mean draws q_t to it, one that would gain less drives it off. One
+    weights. A key that would gain more than this mean draws q_t to it, one that would gain less drives it off. What
+    the loss sees of the scores themselves adds −dL/dscores_ts k_s to on_q_ts, and −dL/dscores_ts q_t to on_k_ts. One
     head, no batch: map with jax.vmap.
 
     Args:
       q: [T, D]. k: [S, D]. v: [S, Dv].
-      loss: a function of Steps(scores, scaled, weights, out), such as `cross_entropy(0)`; it may use scaled, weights,
-        out, or all of them. Compiled once, however often it is written anew, but for what has a `jax.custom_jvp` of
-        its own, as jax.nn.relu: keep that function.
+      loss: a function of Steps(scores, scaled, weights, out), such as `cross_entropy(0)`; it may use any of these.
+        Compiled once, however often it is written anew, but for what has a `jax.custom_jvp` of its own, as
+        jax.nn.relu: keep that function.
       mask: booleans [T, S] or a value of `jattn.masks`.
       bias: added to the scores, broadcastable to [T, S].
       scale: what the dot products are multiplied by; 1/√D if None.
 
     Returns:
-      Pulls(on_q [T, S, D], on_k [T, S, D], on_v [T, S, Dv]). A pair that is not allowed pulls with 0.
+      Pulls(on_q [T, S, D], on_k [T, S, D], on_v [T, S, Dv]). A pair that is not allowed pulls with 0, but for
+      what the loss sees of its score.
 
     Raises:
       TypeError: a dtype is of the wrong kind, or loss is not a function. ValueError: shapes do not fit, or the loss
@@ -141,9 +146,14 @@ def _from_steps(
         return loss(Steps(taken.scores, scaled, weights, out.astype(v.dtype)))
 
     ds = scale * jax.grad(from_logits)(taken.scaled, v)
-    on_out = jax.grad(lambda out: loss(taken._replace(out=out)))(taken.out)
+    on_scores, on_out = jax.grad(lambda scores, out: loss(taken._replace(scores=scores, out=out)), (0, 1))(
+        taken.scores, taken.out
+    )
+    ds = ds + on_scores
     may = allowed(taken.scaled)[..., None]
-    k, q, on_out = (jnp.where(may, x.astype(ds.dtype), 0) for x in (k[None], q[:, None], on_out[:, None]))
+    seen = may | (on_scores != 0)[..., None]
+    k, q = (jnp.where(seen, x.astype(ds.dtype), 0) for x in (k[None], q[:, None]))
+    on_out = jnp.where(may, on_out[:, None].astype(ds.dtype), 0)
     return Pulls(-ds[..., None] * k, -ds[..., None] * q, -taken.weights[..., None] * on_out)
 
 
