@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors
 from jattn._numerics import nan_where, zero_nonfinite_rows
@@ -107,8 +108,9 @@ def cross_entropy(target: ArrayLike) -> Objective:
 
     Raises:
       TypeError: `target` is not an array of numbers.
-      ValueError: `target` has another dtype or more than one axis; or, when the loss is called, it is known and is no
-      number of a key, or has not one entry a key.
+      ValueError: `target` has another dtype or more than one axis, or is a known π that does not sum to 1, to rounding
+      in its dtype, or has an entry below 0; or, when the loss is called, it is known and is no number of a key, or has
+      not one entry a key.
 
     Memory: T × S.
 
@@ -125,6 +127,8 @@ def cross_entropy(target: ArrayLike) -> Objective:
         remedy = "Pass the number of a key, as in cross_entropy(0), or weights [S] that sum to 1."
         must = "target must be a whole number or a distribution [S]"
         _errors.fail(ValueError, "cross_entropy", must, remedy, target=f"{goal.dtype}{_errors.shape(goal)}")
+    if goal.ndim and _errors.known(given := target if hasattr(target, "dtype") else goal):
+        _check_distribution(np.asarray(_errors.read(given), np.float64), float(jnp.finfo(goal.dtype).eps))
 
     def loss(steps: Steps) -> jax.Array:
         logs = log_softmax(steps.scaled)
@@ -138,6 +142,18 @@ def cross_entropy(target: ArrayLike) -> Objective:
         return _mean_under(logs, goal.astype(logs.dtype))
 
     return loss
+
+
+def _check_distribution(pi: np.ndarray, eps: float) -> None:
+    """Refuses weights that are known and are none: a loss of them would have another least value and other pulls."""
+    must = "target must be a distribution [S]"
+    if not (pi >= 0).all():
+        remedy = "Give each key a weight of 0 or more."
+        got = f"{_errors.shape(pi)} with an entry that is not 0 or more"
+        _errors.fail(ValueError, "cross_entropy", must, remedy, target=got)
+    if not abs(pi.sum() - 1) <= 4 * eps * max(len(pi), 1) ** 0.5:
+        got = f"{_errors.shape(pi)} that does not sum to 1"
+        _errors.fail(ValueError, "cross_entropy", must, "Divide it by its sum.", target=got)
 
 
 @jax.jit

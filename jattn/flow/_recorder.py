@@ -88,7 +88,7 @@ class Recorder:
         limit: int = 1000,
     ) -> None:
         _errors.function(_CALLER, "observe", observe, "Write observe(*args) -> arrays by name.")
-        self._file, self._observe = Path(file), observe
+        self._file, self._observe = Path(file), _by_call if observe is dict else observe
         if self._file.suffix != ".npy":
             _errors.fail(ValueError, _CALLER, "file must end in .npy", "Name one.", file=self._file.name)
         self._limit = _errors.count(_CALLER, "limit", limit, least=2)
@@ -217,6 +217,21 @@ class Recorder:
             os.replace(unfinished, self._file)
 
 
+def _by_call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """What a call gives by name, as dict(*args, **kwargs), of which an array is none whatever its shape."""
+    try:
+        if any(hasattr(x, "dtype") for x in args):
+            _refuse_unnamed("without a name")
+        return dict(*args, **kwargs)
+    except TypeError:
+        _refuse_unnamed("without a name")
+
+
+def _refuse_unnamed(one: str) -> NoReturn:
+    remedy = "Give them as in {'loss': loss}; the steps themselves are kept as steps."
+    _errors.fail(ValueError, _CALLER, "what is observed must be arrays by name", remedy, one=one)
+
+
 def _in_int32(step: int) -> int:
     """A step that a jitted loop can count."""
     if step >= 2**31:
@@ -266,9 +281,7 @@ def _named(observed: Any) -> list[tuple[tuple[str, ...], Any]]:
     for path, x in jax.tree_util.tree_leaves_with_path(observed):
         names = tuple(str(next(getattr(key, a) for a in ("key", "name", "idx") if hasattr(key, a))) for key in path)
         if not names or names[0] == "steps":
-            remedy = "Give them as in {'loss': loss}; the steps themselves are kept as steps."
-            got = {"one": "named steps" if names else "without a name"}
-            _errors.fail(ValueError, _CALLER, "what is observed must be arrays by name", remedy, **got)
+            _refuse_unnamed("named steps" if names else "without a name")
         label = ".".join(names)
         if not label.isascii() or "" in names:
             _errors.fail(ValueError, _CALLER, "names must be of ASCII letters", "Spell it out.", name=repr(label))
