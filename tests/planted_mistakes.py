@@ -825,6 +825,14 @@ plant("a record counted that was dropped", "jattn/flow/_recorder.py", "del self.
       "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
 plant("a tracer kept by a compiled run", "jattn/flow/_paths.py", "if _holds_tracer([*static.values()], set()):",
       "if False:", "flow.py::test_what_a_mapped_function_closes_over_leaks_no_tracer[optimiser]")
+plant("free keys held to their mean where they are values too", "jattn/flow/_diagnosis.py",
+      "dout[0] if values_are_keys else", "dout[0] * 0 if values_are_keys else",
+      "flow.py::test_the_report_holds_a_run_to_no_line_that_its_loss_does_not_promise[float32]")
+plant("keys held to a sum of 0 whatever the loss", "jattn/flow/_diagnosis.py",
+      "invariant, as_values = not abs(s.shift).max() > together,", "invariant, as_values = True,",
+      "flow.py::test_the_report_holds_a_run_to_no_line_that_its_loss_does_not_promise[float32]")
+plant("a target that is no distribution", "jattn/flow/_closed.py", "if not abs(pi.sum() - 1) <= 4",
+      "if abs(pi.sum()) < 0 * 4", "messages.py::test_each_refusal_is_word_for_word")
 plant("a report held to the rounding of the loss alone", "jattn/flow/_diagnosis.py",
       "jax.tree.leaves((trajectory.loss, seen))", "[trajectory.loss]",
       "flow.py::test_the_report_is_held_to_the_rounding_of_the_queries_and_keys[bfloat16]")

@@ -932,6 +932,60 @@ def test_each_line_of_the_report_can_fail(field, identity, free, x64):
     assert not flow.check(dataclasses.replace(free[None], seen=nan), keys="free").passed
 
 
+# What is said of keys that learn: the mean of free ones, and the balance.
+TOGETHER = ("Σ_s dL/dk_s = 0", "mean key moved = 0", "conserved: drift as predicted")
+
+
+def watched(objective, start, read=lambda w: w, **options):
+    both = lambda w: flow.balance(*w[:2])  # noqa: E731
+    observe = flow.watch(read, objective, 0, conserved=both)
+    run = flow.run(flow.loss_of(read, objective), start, optax.sgd(0.1), 100, observe=observe, track=both, at=10)
+    return flow.check(run, keys="free", **options)
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_the_report_holds_a_run_to_no_line_that_its_loss_does_not_promise(dtype, x64):
+    k, q, v = (jnp.array(x, dtype) for x in ([[1, 0.2], [-0.3, 0.5], [0.2, -0.8]], [0.3, 0.4], [[1.0], [2.0], [4.0]]))
+    cross, miss = flow.cross_entropy(0), flow.squared_error(jnp.array([0.6, 0.1], dtype))
+    large = lambda s: cross(s) + 0.1 * jnp.mean(jax.nn.logsumexp(s.scaled, axis=-1) ** 2)  # noqa: E731
+    raw = lambda s: cross(s) + jnp.mean(s.scores**2)  # noqa: E731
+    tied, apart = (q, k), (q, k, v)
+    promised = {
+        "weights": (cross, tied, TOGETHER), "output": (flow.squared_error(3.0), apart, TOGETHER),
+        "output of the keys": (miss, tied, TOGETHER[:1]), "logits": (large, tied, TOGETHER[2:]),
+        "scores": (raw, apart, TOGETHER[2:]), "both": (lambda s: raw(s) + miss(s), tied, ()),
+    }  # fmt: skip
+    for name, (objective, start, lines) in promised.items():
+        report = watched(objective, start)
+        assert report.passed, (name, report)
+        assert tuple(c.identity for c in report.checks if c.identity in TOGETHER) == lines, name
+
+
+@pytest.mark.structure
+def test_values_returned_as_keys_are_the_keys():
+    k = jnp.array([[1, 0.2], [-0.3, 0.5], [0.2, -0.8]])
+    report = watched(flow.squared_error(jnp.ones(2)), (jnp.ones(2), k), lambda w: (*w, w[1]))
+    assert report.passed, report
+
+
+@pytest.mark.structure
+def test_a_saturated_run_is_held_to_every_line(x64):
+    """A shift of the logits is seen against the pulls of the tail, not against weights near 1."""
+    report = watched(flow.cross_entropy(0), (jnp.array([40.0, 0.0]), jnp.asarray(TOY)))
+    assert report.passed, report
+    assert {c.identity for c in report.checks} >= set(TOGETHER)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64])
+def test_what_sums_to_one_to_the_rounding_of_its_dtype_is_a_distribution(dtype, x64):
+    for n in (1, 3, 100, 5000):
+        pi = np.random.default_rng(n).dirichlet(np.ones(n)).astype(dtype)
+        flow.cross_entropy(pi)
+        flow.cross_entropy(jax.nn.softmax(jnp.asarray(normal(n), dtype)))
+    jax.vmap(lambda pi: flow.cross_entropy(pi)(flow.attention_steps(*qkv()[:2], qkv()[2])))(jnp.ones((2, S)))  # traced
+
+
 @pytest.mark.structure
 def test_the_report_sees_a_broken_run_moved_keys_and_missed_limits(free, x64):
     assert not flow.check(dataclasses.replace(free[None], broke=jnp.int32(200)), keys="free").passed
