@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -27,8 +27,18 @@ class RunFields(Protocol):
     def weights(self) -> NumPyArrayLike: ...
 
 
-RunLike: TypeAlias = Mapping[str, object] | RunFields
-"""A run as it is given: these arrays by name, or an object with these attributes."""
+@runtime_checkable
+class SeenRun(Protocol):
+    """A `flow.Trajectory`, of which the fields of `seen` are drawn, at the steps or times `at`."""
+
+    @property
+    def at(self) -> NumPyArrayLike: ...
+    @property
+    def seen(self) -> Any: ...
+
+
+RunLike: TypeAlias = Mapping[str, object] | RunFields | SeenRun
+"""A run as it is given: these arrays by name, an object with these attributes, or one that has seen such an object."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,14 +166,18 @@ def run(caller: str, given: Any, *, name: str = "run") -> Run:
 
     It must hold q [F, D], k [F, S, D] (or [S, D], where the keys are frozen) and weights [F, S]; `steps` [F] numbers
     the frames 0, 1, … if it is not there. Any other field of shape [F] is a series; a field that itself has fields
-    of shape [F], and all those that begin with `cos`, share a panel. Fields of other shapes are let pass.
+    of shape [F], and all those that begin with `cos`, share a panel. Fields of other shapes are let pass. Of what has
+    `at` and `seen` in their place, as a `flow.Trajectory` has, it is `seen` that holds them, and `at` its steps.
     """
     held = fields(given)
+    if held is not None and "q" not in held and {"at", "seen"} <= held.keys():
+        seen = fields(held["seen"])
+        if seen is None or not {"q", "k", "weights"} <= seen.keys():
+            remedy = "Run it with observe=flow.watch(…), or another that returns them by name."
+            _refuse_run(caller, f"{name}.seen", held["seen"], seen, remedy)
+        held = seen | {"steps": held["at"]}
     if held is None or not {"q", "k", "weights"} <= held.keys():
-        got = {name: "of type " + type(given).__name__ + ("" if held is None else f" with {', '.join(held)}")}
-        must = f"{name} must hold q, k and weights"
-        remedy = "Pass a mapping, or an object with these attributes."
-        _errors.fail(TypeError, caller, must, remedy, **got)
+        _refuse_run(caller, name, given, held, "Pass a mapping, or an object with these attributes.")
     q = numbers(caller, f"{name}.q", held["q"], (None, None), "[F, D]", finite=False)
     F, D = q.shape
     if not F:
@@ -181,6 +195,11 @@ def run(caller: str, given: Any, *, name: str = "run") -> Run:
         got = {f"{name}.steps": "in another order"}
         _errors.fail(ValueError, caller, f"{name}.steps must increase", "Sort the frames by step.", **got)
     return Run(steps, q, k, weights, _series(held, F))
+
+
+def _refuse_run(caller: str, name: str, given: Any, held: dict[str, Any] | None, remedy: str) -> NoReturn:
+    got = {name: "of type " + type(given).__name__ + ("" if held is None else f" with {', '.join(held)}")}
+    _errors.fail(TypeError, caller, f"{name} must hold q, k and weights", remedy, **got)
 
 
 def _series(held: dict[str, Any], F: int) -> dict[str, dict[str, np.ndarray]]:

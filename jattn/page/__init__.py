@@ -144,7 +144,8 @@ def run(
 
     Args:
       run: a mapping, or an object with these attributes: q [F, D], k [F, S, D] or [S, D], weights [F, S], steps [F]
-        if the frames are not 0, 1, …; and any series [F], such as loss, margin, norm. A field that itself has fields
+        if the frames are not 0, 1, …; and any series [F], such as loss, margin, norm. Or a `flow.Trajectory`, which
+        has seen them, as with `flow.watch`: its steps are those of `at`. A field that itself has fields
         of shape [F] makes one chart, and so do all whose name begins with `cos`.
       labels: S names of the keys.
       target: the key whose weight is the background of the plane; the loss is −log of that weight.
