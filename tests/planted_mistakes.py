@@ -932,6 +932,16 @@ plant("a picture of a notebook gets a text that nobody wrote", "docs/_notebooks.
 plant("an error in a notebook does not stop it", "docs/_notebooks.py",
       "timeout=seconds, kernel_name", "timeout=seconds, allow_errors=True, kernel_name",
       "notebooks.py::test_what_a_notebook_asserts_fails_it_and_a_picture_without_alt_is_seen")
+plant("a number of an arc in another row", "jattn/figures/_weights.py",
+      "min(max((row.argmax() - t) * 0.04, -0.2), 0.2)", "(row.argmax() - t) * 0.04",
+      "figures.py::test_the_number_of_an_arc_stands_in_the_row_of_its_query[20]")
+plant("a long title cut", "jattn/figures/_canvas.py", "wrap=not is_math_text(title)", "wrap=False",
+      "figures.py::test_a_long_title_is_broken_into_lines_and_not_cut[weights]")
+plant("a field of which places are sorted and arrows are not", "jattn/figures/_plane.py",
+      "    apart = min([float(abs(np.diff(z))", "    y = np.sort(y)\n    apart = min([float(abs(np.diff(z))",
+      "figures.py::test_a_field_points_the_same_way_in_whatever_order_its_places_are_given")
+plant("a trajectory whose steps are counted anew", "jattn/_picture_inputs.py", 'seen | {"steps": held["at"]}', "seen",
+      "figures.py::test_a_trajectory_is_drawn_at_its_own_steps")
 plant("text of a figure below 6 points", "jattn/figures/_canvas.py", "LEAST = 6.0", "LEAST = 5.0",
       "figures.py::test_in_one_column_every_text_is_legible[many weights]")
 plant("lines that differ by colour alone", "jattn/figures/_time.py",

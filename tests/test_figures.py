@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import matplotlib
 import matplotlib.style
 import numpy as np
+import optax
 import pytest
 from _demos import refusal
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,7 +31,7 @@ from matplotlib.text import Text
 from PIL import Image
 from scipy.spatial import ConvexHull
 
-from jattn import _picture_inputs, figures
+from jattn import _picture_inputs, figures, flow, page
 from jattn.figures import _canvas
 
 WEIGHTS = np.array([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]])
@@ -155,6 +156,10 @@ def test_every_head_stands_in_its_place():
     assert np.isnan(mosaic[5]).all()
     assert np.isnan(mosaic[:, 7]).all()
     assert [t.get_text() for t in ax.get_xticklabels()] == ["head 0", "head 1", "head 2"]
+    assert ax.get_xlabel() == ""
+    (ax, _) = figures.heads(np.full((1, 12, 2, 2), 0.5)).axes
+    assert [t.get_text() for t in ax.get_xticklabels()] == [str(h) for h in range(12)]
+    assert ax.get_xlabel() == "head"  # which names beside them have no room to say
     for fewer in (x[0], x[0, 0]):
         assert np.isfinite(np.ma.filled(figures.heads(fewer).axes[0].images[0].get_array(), np.nan)).sum() == fewer.size
 
@@ -169,6 +174,19 @@ def test_arcs_join_each_query_to_its_keys_as_thick_as_their_weight():
     assert set(ends) == {(0, 0), (0, 1), (1, 1)}
     assert ends[1, 1] > ends[0, 0] > ends[0, 1]
     assert [t.get_text() for t in ax.texts] == [*ROWS, *WORDS, "0.50", "1.00"]
+
+
+@pytest.mark.parametrize("far", [1, 20, -39])
+def test_the_number_of_an_arc_stands_in_the_row_of_its_query(far):
+    names = [f"w{i}" for i in range(40)]
+    figure = figures.arcs(np.roll(np.eye(40), far, 1), names, names)
+    FigureCanvasAgg(figure).draw()
+    (ax,) = figure.axes
+    numbers = [text for text in ax.texts if text.get_text() == "1.00"]
+    assert len(numbers) == 40
+    for t, text in enumerate(numbers):
+        box = text.get_window_extent().transformed(ax.transData.inverted())
+        assert abs((box.y0 + box.y1) / 2 - t) < 0.5
 
 
 def test_tiles_lie_where_they_belong_and_are_counted():
@@ -288,6 +306,54 @@ def test_a_run_is_read_from_any_object():
         assert list(run.series) == ["p_r"]
         assert run.k.shape == (3, 3, 2)
         np.testing.assert_array_equal(run.steps, [0, 1, 2])
+
+
+def test_a_trajectory_is_drawn_at_its_own_steps(tmp_path):
+    read, objective = lambda q: (q, jnp.asarray(KEYS)), flow.cross_entropy(0)
+    loss, watch, at = flow.loss_of(read, objective), flow.watch(read, objective, 0), [0, 3, 10, 40]
+    path = flow.run(loss, jnp.asarray(POINTS[0]), optax.sgd(0.5), 40, observe=watch, at=at)
+    ax = figures.training(path, WORDS).axes[0]
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), np.stack([at, path.seen.weights[:, 0]], 1))
+    figures.animate(path, WORDS, tmp_path / "way.gif", seconds=1.0)
+    part = page.run(path, WORDS, target=0)
+    np.testing.assert_array_equal(part.data["steps"], at)
+    np.testing.assert_array_equal(part.data["q"], path.seen.q)
+    with pytest.raises(TypeError, match=r"^training: run\.seen must hold q, k and weights, got run\.seen of type "):
+        figures.training(flow.run(loss, jnp.asarray(POINTS[0]), optax.sgd(0.5), 2), WORDS)
+
+
+LONG = "how bank comes to attend river among all the words of this sentence, and what its weights have to say of that"
+TITLED = {
+    "weights": lambda title: figures.weights(WEIGHTS, ROWS, WORDS, title=title),
+    "long names": lambda title: figures.weights(WEIGHTS, ["the name of a query that goes on"] * 2, WORDS, title=title),
+    "heads": lambda title: figures.heads(np.full((1, 1, 4, 4), 0.25), title=title),
+    "arcs": lambda title: figures.arcs(WEIGHTS, ROWS, WORDS, title=title),
+    "path": lambda title: figures.path(POINTS, KEYS, WORDS, title=title),
+    "effects": lambda title: figures.effects(np.eye(2), np.ones((2, 2)), title=title),
+    "tiles": lambda title: figures.tiles(np.tri(4), title=title),
+    "why": lambda title: figures.why(POINTS, WORDS, title=title),
+    "training": lambda title: figures.training(RUN, WORDS, panels=["loss"], title=title),
+    "conserved": lambda title: figures.conserved({"a": (1.0, [1.0, 1.1])}, title=title),
+}
+
+
+@pytest.mark.parametrize("name", TITLED)
+def test_a_long_title_is_broken_into_lines_and_not_cut(name):
+    figure = TITLED[name](LONG)
+    assert faults(figure) == []
+    shown = {text.get_text() for text in figure.findobj(Text)}
+    assert LONG in shown, "and the whole of it"
+    (short,) = {text.get_text() for text in TITLED[name]("seen").findobj(Text)} & {"seen"}
+    assert TITLED[name](short).get_figheight() == TITLED[name](None).get_figheight()
+
+
+@pytest.mark.parametrize("title", ["w" * 130, "$a + b$ " + LONG, "one\ntwo"])
+def test_a_title_is_broken_where_it_may_be(title):
+    figure = figures.path(POINTS, KEYS, WORDS, title=title)
+    assert faults(figure) == []
+    shown = figure.axes[0].get_title()
+    assert shown.replace("\n", "") == title.replace("\n", "") or shown.split() == title.split()
+    assert "$a + b$" in shown or "$" not in title
 
 
 def test_a_film_has_a_frame_for_each_frame(tmp_path):
@@ -585,6 +651,8 @@ def test_a_field_points_the_same_way_in_whatever_order_its_places_are_given():
         figure = figures.path(POINTS, KEYS, WORDS, field=given)
         (arrows,) = [made for made in figure.axes[0].collections if isinstance(made, Quiver)]
         assert arrows.scale > 0
+        stand = dict(zip(zip(arrows.X, arrows.Y, strict=True), zip(arrows.U, arrows.V, strict=True), strict=True))
+        assert stand == {(0, 0): (1, 1), (1, 0): (2, 2), (0, 1): (3, 3), (1, 1): (4, 4)}
 
 
 @pytest.mark.parametrize("step", [0, 10**9])
@@ -756,7 +824,8 @@ def faults(figure):
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
             for tick in axis.get_major_ticks():
-                ticks |= {label: (axis, low <= tick.get_loc() <= high) for label in (tick.label1, tick.label2)}
+                shown = axes.axison and low <= tick.get_loc() <= high
+                ticks |= dict.fromkeys((tick.label1, tick.label2), (axis, shown))
     boxes = {}
     for text in figure.findobj(Text):
         axis, shown = ticks.get(text, (None, True))

@@ -241,10 +241,14 @@ def legend_below(ax: Axes, labels: Sequence[str], title: str | None = None) -> N
     )
 
 
+class _Ours(Figure):
+    """A figure that was made here, and not given."""
+
+
 def axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     """The caller's axes and their figure, or a new one of a size in inches."""
     if ax is None:
-        ax = Figure(figsize=size, layout="constrained").add_subplot()
+        ax = _Ours(figsize=size, layout="constrained").add_subplot()
     figure = ax.get_figure(root=True)
     assert figure is not None
     return figure, ax
@@ -264,7 +268,7 @@ def panels(
     across = min(max(n, 1), across)
     down = -(-n // across) or 1
     if figure is None:
-        figure = Figure(figsize=(across * size[0], 0.4 + down * size[1]), layout="constrained")
+        figure = _Ours(figsize=(across * size[0], 0.4 + down * size[1]), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).ravel()
     for spare in grid[n:]:
         spare.set_axis_off()
@@ -338,8 +342,47 @@ def direct_labels(ax: Axes, labels: Sequence[str], ends: Sequence[float], colour
 
 def titled(figure: Figure, ax: Axes, title: str | None) -> Figure:
     if title:
-        ax.set_title(title, fontsize=points(10))
+        set_title(ax, title, 10)
     return figure
+
+
+def set_title(on: Axes | Figure | SubFigure, title: str, size: float) -> None:
+    """A title in as many lines as it takes: matplotlib breaks it between words where it is drawn, at the figure's edge.
+
+    What it would not break, or in the wrong place, is broken here: a word too long, and a text with mathtext, which is
+    kept together between two `$`. A figure of our own grows by these lines.
+    """
+    figure, size = on.get_figure(root=True) or on, points(size)
+    across = extent(figure)[0]
+    room = min(0.7 * across, extent(on)[0])
+    if isinstance(figure, _Ours):
+        more = len(wrapped(title, size, 0.85 * across).split("\n")) - 1
+        figure.set_figheight(figure.get_figheight() + more * 1.3 * size / 72)
+    lines = title.split("\n")
+    if is_math_text(title):
+        lines = [line for long in lines for line in _filled(_atoms(long, size, room), size, room)]
+    else:
+        lines = [" ".join(wrapped(word, size, room) for word in line.split(" ")) for line in lines]
+    put = on.set_title if isinstance(on, Axes) else on.suptitle
+    put("\n".join(lines), fontsize=size, wrap=not is_math_text(title))
+
+
+def _atoms(text: str, size: float, room: float) -> list[str]:
+    """The words of a text, with what lies between two `$` in one; any other in parts, if it is wider than the room."""
+    found = re.findall(r"(?:\$[^$]*\$|\S)+", text)
+    return [part for word in found for part in ([word] if "$" in word else wrapped(word, size, room).split("\n"))]
+
+
+def _filled(words: Sequence[str], size: float, room: float) -> list[str]:
+    """Words in lines no wider than so many points, if each of them is not."""
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and width(longer, size) > room:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def bare(ax: Axes) -> None:

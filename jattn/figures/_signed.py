@@ -155,7 +155,7 @@ def conserved(
     if len(grid):
         grid[0].legend(fontsize=_canvas.points(8), frameon=False)
     if title and ax is not None:
-        ax.set_title(f"{title}\n{ax.get_title()}", fontsize=_canvas.points(9))
+        _canvas.set_title(ax, f"{title}\n{ax.get_title()}", 9)
     elif title:
-        root.suptitle(title, fontsize=_canvas.points(11))
+        _canvas.set_title(root, title, 11)
     return root

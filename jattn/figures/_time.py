@@ -35,7 +35,8 @@ def training(
 
     Args:
       run: a mapping, or an object with these attributes: q [F, D], k [F, S, D] or [S, D], weights [F, S], steps [F]
-        if the frames are not 0, 1, …; and any series [F], such as loss, margin, norm. A field that itself has fields
+        if the frames are not 0, 1, …; and any series [F], such as loss, margin, norm. Or a `flow.Trajectory`, which
+        has seen them, as with `flow.watch`: its steps are those of `at`. A field that itself has fields
         of shape [F] makes one panel, and so do all whose name begins with `cos`.
       labels: S names of the keys.
       log: whether the steps stand on a logarithmic axis, of 1 + step.
@@ -99,9 +100,9 @@ def training(
         axes.set_xlabel("1 + step" if log else "step", fontsize=_canvas.points(8))
         _canvas.bare(axes)
     if title and ax is not None:
-        ax.set_title(title, fontsize=_canvas.points(10))
+        _canvas.set_title(ax, title, 10)
     elif title:
-        root.suptitle(title, fontsize=_canvas.points(11))
+        _canvas.set_title(root, title, 11)
     return root
 
 
@@ -223,4 +224,4 @@ def _frame(
     row.invert_yaxis()
     row.set_title("attention", fontsize=_canvas.points(10))
     _canvas.bare(row)
-    figure.suptitle(f"{title + ': ' if title else ''}step {r.steps[f]:,g}", fontsize=_canvas.points(11))
+    _canvas.set_title(figure, f"{title + ': ' if title else ''}step {r.steps[f]:,g}", 11)

@@ -144,8 +144,8 @@ def heads(weights: NumPyArrayLike, *, ax: Axes | None = None, title: str | None 
     figure, ax = _canvas.axes(ax, (1.9 + 0.85 * H, 0.9 + 0.85 * L * T / max(S, 1)))
     picture = ax.imshow(mosaic, cmap=_canvas.VIRIDIS, vmin=0, vmax=1, interpolation="nearest")
     letters = _canvas.points(8)
-    across = [f"head {h}" if H < 9 else str(h) for h in range(H)]
-    if given and H * (3 + _canvas.longest(across, letters)) > 0.75 * _canvas.extent(ax)[0]:
+    across = [f"head {h}" for h in range(H)]
+    if H >= 9 or (given and H * (3 + _canvas.longest(across, letters)) > 0.75 * _canvas.extent(ax)[0]):
         across = [str(h) for h in range(H)]
         ax.set_xlabel("head", fontsize=letters)
     room = 3 + _canvas.longest(across, letters)
@@ -226,10 +226,9 @@ def arcs(
         ax.add_patch(PathPatch(curve, fill=False, lw=thick * (0.6 + 5 * w), ec=shade, capstyle="butt"))
     at = max(0.1, (0.5 * _canvas.width("0.00", letters) + 4) * (1 + 2 * beside) / across)
     for t, row in enumerate(x):
-        if every == 1 and row.size and row.max() >= least:
-            _canvas.write(
-                ax, f"{row.max():.2f}", (at, t + (row.argmax() - t) * 0.04), -3, _canvas.pen(), 10 * letters / usual
-            )
+        if every == 1 and row.size and row.max() >= least:  # on its arc, as far as that leads within its own row
+            along = t + min(max((row.argmax() - t) * 0.04, -0.2), 0.2)
+            _canvas.write(ax, f"{row.max():.2f}", (at, along), -3, _canvas.pen(), 10 * letters / usual)
     ax.set_xlim(-beside, 1 + beside)
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_axis_off()
