@@ -49,6 +49,9 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def compute(args: argparse.Namespace) -> dict:
+    asked = {str(args.name): args.name is not None, "--list": args.list, "--all": args.all}
+    if len(given := [x for x, is_given in asked.items() if is_given]) > 1:
+        raise _cli.BadInput(f"{' and '.join(given)}: one of them is done at a time. Leave out all but one.")
     if args.list:
         return {"list": {name: about for name, (_, about) in SCENARIOS.items()}}
     if not args.all and args.name not in SCENARIOS:

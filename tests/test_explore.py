@@ -347,6 +347,25 @@ def test_a_file_of_which_a_part_is_there_is_refused(damaged, tmp_path):
         compute(explore, "--trajectory", file)
 
 
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({"q": Q[None], "k": K}, "is without weights; it has q, k. See --help."),
+        ({"loss": np.ones(3)}, "is without q and k and weights; it has loss. See --help."),
+        ({"q": Q[None], "k": K, "weights": np.ones((1, 5))}, "two dimensions at a time. It takes q, k and weights;"),
+        ([1, 2], "is without q and k and weights; it has no arrays by name. See --help."),
+    ],
+    ids=["weights", "all", "of another shape", "a list"],
+)
+def test_what_a_file_lacks_is_named_in_whole_sentences(saved, said, tmp_path):
+    file = tmp_path / ("run.npz" if isinstance(saved, dict) else "run.json")
+    np.savez(file, **saved) if isinstance(saved, dict) else file.write_text(json.dumps(saved))
+    with pytest.raises(cli.BadInput) as caught:
+        compute(explore, "--trajectory", file)
+    assert said in str(caught.value)
+    assert ".." not in str(caught.value).replace(str(file), "")
+
+
 def shown(r, monkeypatch, capsys):
     """What explore.py prints of its results, as one line."""
     monkeypatch.setattr(sys, "argv", ["explore.py"])

@@ -159,7 +159,11 @@ def test_list_names_every_scenario_and_another_name_is_one_line(tmp_path):
     with jax.enable_x64(True):
         listed = demo.compute(demo.arguments().parse_args(["--list"]))
     assert list(listed["list"]) == list(demo.SCENARIOS) == list(WITHIN)
-    for argv, what in (([], "a scenario must be named"), (["bank"], "bank: is no scenario")):
+    refused = {
+        "a scenario must be named": [], "bank: is no scenario": ["bank"], "river and --all: one of": ["river", "--all"],
+        "tied and --list: one of": ["tied", "--list"], "--list and --all: one of": ["--all", "--list"],
+    }  # fmt: skip
+    for what, argv in refused.items():
         with pytest.raises(cli.BadInput, match=what):
             demo.compute(demo.arguments().parse_args([*argv, "--out", str(tmp_path)]))
     (tmp_path / "file").write_text("")
