@@ -534,6 +534,29 @@ def test_at_320_pixels_nothing_scrolls_sideways(visit):
     assert view.evaluate(sideways) > 0, "the control"
 
 
+def test_a_very_long_key_is_cut_in_every_table(visit, folder):
+    names = ["bank", "a" * 300, "of several words " * 30]
+    weights = np.full((3, 3), 1 / 3)
+    run = {"q": np.ones((2, 2)), "k": np.eye(3, 2), "weights": weights[:2]}
+    parts = page.heads(weights, names, names), page.weights(weights, names, names), page.run(run, names, target=1)
+    page.write(folder / "longest.html", "Long keys", *parts)
+    view = visit("longest.html", viewport={"width": 1000, "height": 640})
+    panel = view.locator(".panel").filter(has_text="The arcs of")
+    assert panel.locator("tbody td bdi").count() > 2, "keys in cells that are no heads of rows"
+    assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    panel.locator("tbody td bdi").first.evaluate("e => { e.style.maxWidth = 'none'; e.style.width = '3000px'; }")
+    assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") > 0, "the control"
+
+
+def test_a_derivative_is_by_q_whatever_the_query_is_called(visit, folder):
+    page.write(folder / "named.html", "Named", page.run(FROZEN, LABELS, target=TARGET, query="bank"))
+    view = visit("named.html")
+    said = view.locator("main").text_content()
+    assert said.count("−dL/dq") >= 5
+    assert "dL/dbank" not in said
+    assert "The path of bank over the field −dL/dq" in said
+
+
 def test_a_run_of_four_tokens_and_200_frames_is_small():
     text = page.html("run", page.run(RUN, LABELS, target=TARGET, conserved=CONSERVED, rays={"max margin": RUN["q"]}))
     assert len(text.encode()) <= 300_000

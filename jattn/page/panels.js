@@ -155,10 +155,10 @@ function runPanels(state, { go, settle }) {
     const shown = map.free() ? now.p : run.weights[f];
     heatmap(weights, { weights: [shown], rows: [run.query], columns: run.labels, chosen: null, choose: null, caption: map.free() ? "A query of your own: recomputed." : `Step ${grouped(run.steps[f])}.` });
     weights.querySelector("table").dataset.weights = JSON.stringify(shown);
-    why(reasons, { labels: run.labels, ...now, scale: run.scale, chosen, choose: (j) => { chosen = j; refresh(run, f); }, query: run.query });
+    why(reasons, { labels: run.labels, ...now, scale: run.scale, chosen, choose: (j) => { chosen = j; refresh(run, f); }, query: "q" });
   }
   function show(run, f, log, fresh) {
-    place.heading.textContent = `The path of ${run.query} over the field −dL/d${run.query}`;
+    place.heading.textContent = `The path of ${run.query} over the field −dL/dq`;
     kind.textContent = [run.loss, run.optimiser].filter(Boolean).join(", learned by ");
     if (fresh) { chosen = null; build(run); }
     map.show(run, f);

@@ -125,7 +125,7 @@ function plane(host, { changed }) {
     handle(place(q), held);
     if (fillIn) inputs.forEach((input, d) => { if (input !== document.activeElement || !free) input.value = Number.isFinite(q[d]) ? Number(q[d].toPrecision(6)) : ""; });
     const when = free ? "" : `, step ${grouped(run.steps[frame])}`;
-    readings.textContent = `${run.query} = ${vector(q)}${when}. −dL/d${run.query} = ${vector(now.total)}, of length ${digits(length(now.total))}. Loss ${digits(now.loss)}, weight of ${isolated(run.labels[run.target])} ${digits(now.p[run.target])}.`;
+    readings.textContent = `${run.query} = ${vector(q)}${when}. −dL/dq = ${vector(now.total)}, of length ${digits(length(now.total))}. Loss ${digits(now.loss)}, weight of ${isolated(run.labels[run.target])} ${digits(now.p[run.target])}.`;
     readings.dataset.q = JSON.stringify(q);
     readings.dataset.arrow = JSON.stringify(now.total);
     readings.dataset.loss = now.loss;
@@ -227,7 +227,7 @@ function plane(host, { changed }) {
     }, start);
     arrow(drawing, start, tip(start, flat(now.total)), "var(--ink)", 3.4);
     const drawn = reach > 1e-300 ? `, drawn ${tick(Number((times / unit).toPrecision(2)))} times as long; thin ones are the pulls that sum to it.` : ", which is 0 all along the path.";
-    scale.textContent = `The arrow at ${run.query} is −dL/d${run.query}${drawn}${projected()}`;
+    scale.textContent = `The arrow at ${run.query} is −dL/dq${drawn}${projected()}`;
   }
 
   function handle([x, y], held) {
