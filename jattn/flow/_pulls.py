@@ -75,8 +75,8 @@ def pulls(
     Args:
       q: [T, D]. k: [S, D]. v: [S, Dv].
       loss: a function of Steps(scores, scaled, weights, out), such as `cross_entropy(0)`; it may use any of these.
-        Compiled once, however often it is written anew, but for what has a `jax.custom_jvp` of its own, as
-        jax.nn.relu: keep that function.
+        Compiled once, however often it is written anew, but for a bare `jax.custom_jvp`, as jax.nn.relu is: call
+        `jax.jit(jax.nn.relu)`, made once.
       mask: booleans [T, S] or a value of `jattn.masks`.
       bias: added to the scores, broadcastable to [T, S].
       scale: what the dot products are multiplied by; 1/√D if None.
