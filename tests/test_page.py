@@ -545,7 +545,9 @@ def test_a_very_long_key_is_cut_in_every_table(visit, folder):
     assert panel.locator("tbody td bdi").count() > 2, "keys in cells that are no heads of rows"
     assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     panel.locator("tbody td bdi").first.evaluate("e => { e.style.maxWidth = 'none'; e.style.width = '3000px'; }")
-    assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") > 0, "the control"
+    assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") > 0, (
+        "the control"
+    )
 
 
 def test_a_derivative_is_by_q_whatever_the_query_is_called(visit, folder):
