@@ -91,9 +91,10 @@ def attention(
       mask: whether a pair is allowed: a value of `jattn.masks`, or booleans that broadcast to [T, S]. What a mask is
         made of counts as constant.
       score: what a score becomes before the softmax: f(score, q_position, k_position) -> score on scalars, closing over
-        whatever arrays it likes. It is evaluated at masked pairs too, with ½ for the score: what it captures has a
-        gradient where its derivative is finite there. In half precision, convert an array that it indexes to float32
-        before it captures it: JAX sums the gradient of an indexed array in the dtype of that array.
+        whatever arrays it likes, as they are at each call. It is evaluated at masked pairs too, with ½ for the score:
+        what it captures has a gradient where its derivative is finite there. In half precision, convert an array that
+        it indexes to float32 before it captures it: JAX sums the gradient of an indexed array in the dtype of that
+        array.
       bias: added after the score, broadcastable to [T, S]. An entry of −inf gives a pair no weight (only
         a mask also hides a NaN behind it), one of +inf all the weight of its query, several in equal
         shares, and lse = +inf. A learned one has its gradient.
@@ -133,8 +134,11 @@ def attention(
       reaches neither values nor derivatives. One that is attended makes the row of its query NaN.
 
     Raises:
-      TypeError: q, k, v or bias is not floating point; mask is not boolean; score is not a function.
-      ValueError: shapes do not fit; or positions are missing where they matter.
+      TypeError: q, k, v, bias or sink is not floating point; mask is not boolean; score is no function of three scalars
+        that returns one; scale or dropout_rate is no real scalar; dropout_key is not one key; tile is no pair.
+      ValueError: shapes do not fit, or D is 0; positions are missing where they matter, or int32 does not hold them;
+        scale is not finite; dropout_rate is not in [0, 1), or there is no dropout_key; tile is not of multiples of 16;
+        implementation is unknown, or, where the program is lowered, cannot do the call.
 
     Memory: linear in T and S: the inputs, the outputs and a few tiles, for the value and for each derivative. A
       dense mask or bias is the caller's own T × S.

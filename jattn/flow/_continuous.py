@@ -30,7 +30,7 @@ def integrate(
     comes to rest at a finite point is stiff in τ: its cost grows as t times the largest curvature there.
 
     Args:
-      loss: loss(params, *data) -> scalar.
+      loss: loss(params, *data) -> scalar, compiled as that of `run`.
       params: where it starts, at t = 0: a pytree of floating-point arrays of one dtype.
       times: [n], one or more, increasing, from 0 on; in units of learning rate × steps.
       data: further arguments of the loss, traced.

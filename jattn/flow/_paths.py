@@ -203,7 +203,8 @@ def run(
     jax.lax.pcast(params, axis_name, to="varying") of what is a constant.
 
     Args:
-      loss: loss(params, *data) -> scalar. Keep one function object and it is compiled once.
+      loss: loss(params, *data) -> scalar. Keep one function object and it is compiled once, with what it closes over by
+        then: as of a function under jax.jit, what changes later belongs into `data`.
       params: a pytree of floating-point arrays.
       optimizer: a gradient transformation of optax, of params as the loss takes them. It is given value, grad,
         value_fn, obj_fn and grad_fn where it asks for them, as L-BFGS and other line searches do. The update of
