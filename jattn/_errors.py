@@ -226,6 +226,8 @@ def in_int32(caller: str, name: str, given: Any) -> None:
     """Refuses what int32 does not hold of Python and NumPy: it would wrap. Numbers on a device are not asked."""
     if not isinstance(given, np.ndarray | np.integer | list | tuple | int):
         return
+    if any(isinstance(x, jax.Array) for x in jax.tree.leaves(given)):
+        return
     held = reals(given)
     if held is not None and (held.min(initial=0) < -(2**31) or held.max(initial=0) >= 2**31):
         remedy = "Count the tokens from one that is nearer."

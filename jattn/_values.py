@@ -143,6 +143,12 @@ class Closed:
         return hash(self._signature)
 
 
+def trace(f: Callable[..., Any], *arguments: Any) -> Any:
+    """The jaxpr of `f`, traced anew: of one function JAX keeps the trace, and with it what the function closed over
+    then, such as an attribute of an object that has another value by now."""
+    return jax.make_jaxpr(lambda *xs: f(*xs))(*arguments)
+
+
 def close(
     f: Callable[..., Any], *arguments: Any, constants: bool = False
 ) -> tuple[Closed, tuple[jax.Array, ...], list[Any]]:
@@ -150,10 +156,8 @@ def close(
 
     `arguments` are shapes and dtypes. Nested pytrees of outputs come flat. With `constants`, NumPy arrays stay part of
     the function, so that it can be evaluated while a program is traced.
-
-    `f` is traced at each call: what it closes over, as an attribute of an object, may have changed since the last.
     """
-    made = jax.make_jaxpr(lambda *xs: f(*xs))(*arguments)  # of `f` itself JAX would keep the trace
+    made = trace(f, *arguments)
     kept = tuple(c if constants and not isinstance(c, jax.Array) else None for c in made.consts)
     captured = tuple(jnp.asarray(c) for c, k in zip(made.consts, kept, strict=True) if k is None)
     mesh = jax.sharding.get_abstract_mesh()

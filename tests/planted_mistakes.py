@@ -332,7 +332,10 @@ plant("lengths of queries for those of keys", MANY_HEADS, "masks.lengths(*filled
       f"{JAX_NN}[lengths of both]")
 plant("the sides of a window exchanged", MANY_HEADS, "return masks.window(left, right)",
       "return masks.window(right, left)", f"{JAX_NN}[window of two]")
-plant("heads of a group in turn", "jattn/heads/_multi.py", "(split_heads(q, Hkv), k, v, own)",
+plant("an option that is None taken for one of each head", "jattn/heads/_per_head.py",
+      "per_head.get(name) is not None", "name in per_head",
+      "heads.py::test_a_scale_of_each_head_stands_for_that_of_the_form_and_none_for_none")
+plant("heads of a group in turn", "jattn/heads/_per_head.py", "(split_heads(q, Hkv), k, v, own)",
       "(split_heads(q, H // Hkv).swapaxes(0, 1), k, v, own)",
       "heads.py::test_multi_head_is_attention_in_every_head[grouped]")
 plant("what all heads share before what each has of its own", "jattn/heads/_multi.py", "**(shared | own)",
@@ -402,8 +405,8 @@ plant("EMPTY and FULL kept by ~", ALGEBRA, "return (FULL if isinstance(state, in
       "return state", NEVER_WRONG)
 plant("the block state of & that of |", ALGEBRA, '_elementwise("minimum",', '_elementwise("maximum",', NEVER_WRONG)
 plant("the block state of | that of &", ALGEBRA, '_elementwise("maximum",', '_elementwise("minimum",', NEVER_WRONG)
-plant("PARTIAL taken for FULL", ALGEBRA, "xp.where(some, np.int32(PARTIAL),", "xp.where(some, np.int32(FULL),",
-      NEVER_WRONG)
+plant("PARTIAL taken for FULL", "jattn/masks/_tiles.py", "xp.where(some, np.int32(PARTIAL),",
+      "xp.where(some, np.int32(FULL),", NEVER_WRONG)
 plant("rows of q for those of k in segments", BY_ROW, 'return ["q", "k"]', 'return ["k", "q"]', ANY_ROWS)
 plant("leaf axes of two masks exchanged", ALGEBRA, "return self.a.leaf_axes() + self.b.leaf_axes()",
       "return self.b.leaf_axes() + self.a.leaf_axes()", ANY_ROWS)

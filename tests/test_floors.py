@@ -72,14 +72,15 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["_paths", "_pulls"],
         ["_continuous", "_diagnosis", "_long", "_recorder", "_rows"],
     ],
-    "heads": [["_norm", "_params"], ["_multi", "_effects"], ["_latent", "_scores"]],
+    "heads": [["_norm", "_params", "_per_head"], ["_multi", "_effects"], ["_latent", "_scores"]],
     "hosts": [["_attend"], ["equinox", "flax", "haiku", "transformers"]],
     "lab": [
         ["result", "training"],
         ["collapse", "dot_products", "entropies", "induction", "regression", "selection", "sphere"],
     ],
     "masks": [
-        ["_algebra", "_counts"],
+        ["_tiles", "_counts"],
+        ["_algebra"],
         [
             "_blocks",
             "_by_position",

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _inputs import assert_close, normal
+from _inputs import assert_close, assert_same, normal
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import Partial
 
@@ -164,6 +164,19 @@ def test_heads_may_have_their_own_scale_and_positions_in_place_of_what_is_left_o
     each = jax.vmap(lambda q, k, v, mask, scale: attention(q, k, v, mask=mask, scale=scale)[0])
     want = heads.output(params, each(q, k, v, allowed, scales), x)
     assert_close(causal(params, x, per_head=given), want, ulps=64)
+
+
+@pytest.mark.structure
+def test_a_scale_of_each_head_stands_for_that_of_the_form_and_none_for_none():
+    """A learned temperature has the scale 1, absorbed latent attention that of the width before it was absorbed."""
+    params, x = drawn(qk_norm="l2"), normal(T, E, seed=50, dtype=np.float32)
+    latent = heads.latent_init(jax.random.key(0), E, heads=H, head_dim=8, rope_dim=4, value_dim=8, kv_rank=6)
+    for f, own in (
+        (lambda **more: heads.multi_head(params, x, **more), 1.0),
+        (lambda **more: heads.latent_absorbed(latent, x, rope=rotary, **more), 12**-0.5),
+    ):
+        assert_same(f(per_head={"scale": None}), f())
+        assert_close(f(per_head={"scale": np.full(H, own, np.float32)}), f(), ulps=8)
 
 
 @pytest.mark.structure

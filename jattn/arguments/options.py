@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, masks, scores
+from jattn._values import trace
 from jattn.masks import Mask
 
 
@@ -219,7 +220,7 @@ def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     _errors.takes(caller, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     with _errors.traced(caller, "score"):
-        jaxpr = jax.make_jaxpr(lambda *xs: score(*xs))(x, i, i)  # traced anew, as in `_values.close`
+        jaxpr = trace(score, x, i, i)
     out = jaxpr.out_avals
     if len(out) != 1 or out[0].shape != () or not jnp.issubdtype(out[0].dtype, jnp.floating):
         got = " and ".join(f"{o.dtype}{list(o.shape)}" for o in out) or "nothing"

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import cut_as
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
-from jattn.heads._multi import ROPE, PerHead, Rope, grouped, output
+from jattn.heads._multi import ROPE, Rope, grouped, output
 from jattn.heads._norm import rms_norm
 from jattn.heads._params import LECUN, TRAINED_IN, Initializer, Params, fit, held, matrices, standard
+from jattn.heads._per_head import PerHead, has_own
 from jattn.one_head import SharedOptions
 
 
@@ -224,7 +225,7 @@ def latent_absorbed(
       (7, 32)
     """
     q, q_rope, latent, k_rope = latents(params, x, positions=positions, rope=rope, eps=eps)
-    if "scale" not in (per_head or {}):
+    if not has_own(per_head, "scale"):
         options = {"scale": (q.shape[2] + q_rope.shape[2]) ** -0.5} | options
     with standard():
         q = jnp.concatenate([jnp.einsum("htd,chd->htc", q, params["k"]), q_rope], 2)

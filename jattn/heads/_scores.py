@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jattn import _errors, masks
 from jattn._types import Array, ArrayLike, BoolOfPairs, Float, FloatOfPairs, Integer, Numeric, ScoreModifier
-from jattn.heads._multi import PerHead, in_every_head, own_options
+from jattn.heads._per_head import PerHead, in_every_head, own_options
 from jattn.masks import Mask
 from jattn.one_head import attention
 from jattn.per_query import statistics

@@ -36,7 +36,7 @@ Documents that are packed into one row, each causal, are a composition:
     ···##
 """
 
-from jattn.masks._algebra import EMPTY, FULL, PARTIAL, BlockState, Mask, Rows, Spans, TileAxis, block_state
+from jattn.masks._algebra import Mask
 from jattn.masks._blocks import blocks, chunked
 from jattn.masks._by_position import causal, empty, full, prefix, sinks, window
 from jattn.masks._by_row import dense, lengths, ragged, segments
@@ -44,6 +44,7 @@ from jattn.masks._chosen import chosen_blocks
 from jattn.masks._dense_form import picture, to_dense
 from jattn.masks._neighbourhood import neighbourhood
 from jattn.masks._strided import dilated, strided
+from jattn.masks._tiles import EMPTY, FULL, PARTIAL, BlockState, Rows, Spans, TileAxis, block_state
 from jattn.masks._tree import tree
 from jattn.masks._where import where
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
-from jattn.masks._algebra import EMPTY, FULL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state
+from jattn.masks._algebra import Mask, Pattern
 from jattn.masks._counts import distance, first_tokens
+from jattn.masks._tiles import EMPTY, FULL, BlockState, Ends, Spans, TileAxis, block_state
 
 
 @value

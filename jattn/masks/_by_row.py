@@ -12,8 +12,9 @@ from jattn import _errors
 from jattn._numerics import how_many_up_to
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, value
-from jattn.masks._algebra import PARTIAL, BlockState, Ends, Mask, Pattern, Spans, TileAxis, block_state
+from jattn.masks._algebra import Mask, Pattern
 from jattn.masks._counts import token_count
+from jattn.masks._tiles import PARTIAL, BlockState, Ends, Spans, TileAxis, block_state
 
 
 @value

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
-from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state, over_vectors
+from jattn.masks._algebra import Mask
 from jattn.masks._counts import MOST, distance
+from jattn.masks._tiles import BlockState, Spans, TileAxis, block_state, over_vectors
 
 UNROLLED = 8
 """How many of the chosen blocks are compared in one pass over the pairs."""

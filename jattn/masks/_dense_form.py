@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from jattn import _errors, _html
 from jattn._types import Allowed, ArrayLike, Integer
-from jattn.masks._algebra import Mask, Rows
+from jattn.masks._algebra import Mask
+from jattn.masks._tiles import Rows
 
 
 def picture(

@@ -10,7 +10,8 @@ import numpy as np
 from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import static, value
-from jattn.masks._algebra import BlockState, Ends, Mask, Spans, TileAxis, block_state
+from jattn.masks._algebra import Mask
+from jattn.masks._tiles import BlockState, Ends, Spans, TileAxis, block_state
 
 
 @value

@@ -2,8 +2,9 @@
 
 from jattn._types import Array, Bool
 from jattn._values import static, value
-from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state
+from jattn.masks._algebra import Mask
 from jattn.masks._counts import MOST, distance
+from jattn.masks._tiles import BlockState, Spans, TileAxis, block_state
 
 
 @value

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, value
-from jattn.masks._algebra import BlockState, Mask, Spans, TileAxis, block_state
+from jattn.masks._algebra import Mask
 from jattn.masks._counts import token_count
+from jattn.masks._tiles import BlockState, Spans, TileAxis, block_state
 
 EVERY = 2**31 - 1
 """More than any number of a token: a key that leaves after it is an ancestor of all."""

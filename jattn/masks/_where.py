@@ -13,7 +13,8 @@ from jax.sharding import AbstractMesh
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool
 from jattn._values import Closed, Separated, close, name_of, separate, static, value
-from jattn.masks._algebra import PARTIAL, BlockState, Mask, Spans, TileAxis, block_state, over_vectors
+from jattn.masks._algebra import Mask
+from jattn.masks._tiles import PARTIAL, BlockState, Spans, TileAxis, block_state, over_vectors
 
 
 @contextlib.contextmanager
