@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._jax import Primitive, ad, batching, mlir
+from jattn._taylor import has_series
 
 
 def of_distances(f: Callable[[jax.Array], jax.Array], t: jax.Array, s: jax.Array) -> jax.Array:
@@ -84,6 +85,7 @@ def _declare(primitive: Primitive, function: Callable[..., jax.Array], transpose
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
     ad.deflinear2(primitive, lambda cotangent, x, *, n: [transpose.bind(cotangent, n=n)])
     batching.primitive_batchers[primitive] = batched
+    has_series(primitive)
 
 
 _declare(toeplitz_p, _toeplitz, diagonal_sums_p)

@@ -17,8 +17,9 @@ from typing import Any
 import jax
 import jax.extend.core
 from jax._src import dispatch
+from jax._src.ad_checkpoint import name_p
 from jax.core import eval_jaxpr
-from jax.experimental import io_callback
+from jax.experimental import io_callback, jet
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.experimental.ode import odeint
 from jax.extend.core import Jaxpr, Literal, Primitive, set_current_trace
@@ -33,6 +34,7 @@ WHY = MappingProxyType({
         "the lowering of a batched call asks which devices there are, to keep sharded examples where they lie; "
         "there is no public way to say so"
     ),
+    "jax._src.ad_checkpoint.name_p": "what names out and lse for policies of jax.checkpoint has no rule in Taylor mode",
     "jax._src.cudnn.fused_attention_stablehlo": (
         "attention by cuDNN with lse in float32; jax.nn.dot_product_attention rounds it to the dtype of the query"
     ),
@@ -45,6 +47,7 @@ WHY = MappingProxyType({
     "jax.experimental.io_callback": (
         "a recorder called in a program writes its file in the order of the steps; jax.debug.callback may be left out"
     ),
+    "jax.experimental.jet": "the rules of the primitives in Taylor mode",
     "jax.experimental.ode.odeint": "the continuous gradient flow; diffrax would be one more dependency",
     "jax.experimental.pallas": "the language of kernels",
     "jax.experimental.pallas.tpu": "its memory spaces, scratch and compiler parameters for the TPU",
@@ -129,7 +132,9 @@ __all__ = [
     "gpu_generation",
     "gpu_is_known",
     "io_callback",
+    "jet",
     "mlir",
+    "name_p",
     "odeint",
     "partial_eval",
     "set_current_trace",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._jax import Primitive, ad, batching, mlir
+from jattn._taylor import has_series
 
 HIDDEN = 0.5
 """What a score modifier is given for a score that is hidden. Roots, powers, logarithms and reciprocals have a
@@ -190,6 +191,7 @@ def _below_batched(xs: Sequence[jax.Array], dims: Sequence[int | None]) -> tuple
 
 
 batching.primitive_batchers[below_p] = _below_batched
+has_series(below_p)
 
 
 def nonfinite_rows(x: jax.Array) -> jax.Array:

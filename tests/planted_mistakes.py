@@ -1053,6 +1053,9 @@ plant("scores of two classes as one program", "jattn/engine/score.py", "TileScor
 plant("the sums along diagonals, rows added the other way round", "jattn/_diagonals.py",
       "_pad(first, apart, 0) + _pad(second, 0, apart)", "_pad(first, 0, apart) + _pad(second, apart, 0)",
       "scores.py::test_a_matrix_of_equal_diagonals_and_its_transpose")
+plant("a derivative of a curve without its factorial", "jattn/_taylor.py",
+      "[math.factorial(k) * terms[i][k - 1] for i in moved]", "[terms[i][k - 1] for i in moved]",
+      "taylor.py::test_the_series_along_a_curve_is_that_of_nested_jvps")
 plant("a table that heads share looked up by each of them", "jattn/engine/tile.py",
       "of_first_example(first) if plan.score.by_diagonals else first", "first",
       "scores.py::test_heads_that_share_a_table_look_it_up_together")

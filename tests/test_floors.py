@@ -11,7 +11,8 @@ import jattn
 from jattn import one_head, reference
 
 FLOORS = {
-    "_jax": -1,
+    "_jax": -2,
+    "_taylor": -1,
     "_diagonals": 0,
     "_types": 0,
     "_errors": 0,

@@ -232,6 +232,10 @@ class Deviation(PlannedFunction):
     def output_types(self, *types: Any) -> list[Any]:
         return [self.plan.type_of_rows()]
 
+    @property
+    def constant_operands(self) -> frozenset[int]:
+        return frozenset((self.tree.num_leaves, self.tree.num_leaves + 1))
+
     def tangent_function(self, argnums: tuple[int, ...]) -> "DeviationTangent":
         return DeviationTangent(self.plan, self.tree, argnums)
 

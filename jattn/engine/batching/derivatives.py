@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jattn import _errors
 from jattn._jax import Primitive, ad, asks_for_devices, batching, mlir, partial_eval, set_current_trace
+from jattn._taylor import has_series
 from jattn.engine.batching.primitive import (
     BatchedFunction,
     Leaves,
@@ -100,6 +101,7 @@ def _transpose_rule(cts: Leaves, *operands: Any, fun: BatchedFunction) -> list[A
 
 ad.primitive_jvps[batched_call_p] = _jvp_rule
 ad.primitive_transposes[batched_call_p] = _transpose_rule
+has_series(batched_call_p, lambda params: params["fun"].constant_operands)
 
 
 # The call and its tangents in one program.
@@ -189,3 +191,4 @@ batching.primitive_batchers[batched_jvp_p] = _batching_rule
 ad.primitive_jvps[batched_jvp_p] = _jvp_of_jvp
 partial_eval.custom_partial_eval_rules[batched_jvp_p] = _partial_eval
 partial_eval.partial_eval_jaxpr_custom_rules[batched_jvp_p] = _partial_eval_of_jaxpr
+has_series(batched_jvp_p)

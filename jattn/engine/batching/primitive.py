@@ -115,6 +115,11 @@ class BatchedFunction:
         """The outputs that have no tangent."""
         return frozenset()
 
+    @property
+    def constant_operands(self) -> frozenset[int]:
+        """The operands whose tangents are 0 in every call, so that `tangent_function` knows nothing of them."""
+        return frozenset()
+
     def tangent_function(self, argnums: tuple[int, ...]) -> "BatchedFunction | None":
         """(operands, outputs, tangents of the operands at argnums) → tangents of the outputs but the constant ones.
 

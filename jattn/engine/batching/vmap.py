@@ -213,6 +213,10 @@ class Vmapped(BatchedFunction):
     def constant_outputs(self) -> frozenset[int]:
         return self.fun.constant_outputs
 
+    @property
+    def constant_operands(self) -> frozenset[int]:
+        return self.fun.constant_operands
+
     def tangent_function(self, argnums: tuple[int, ...]) -> BatchedFunction | None:
         own = self.fun.tangent_function(argnums)
         if own is None:
