@@ -10,6 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MODULES = ("masks", "scores", "positions", "heads", "cache", "sharding", "flow", "lab", "figures", "console", "page")
+FILES = ("reference", "hosts.flax", "hosts.equinox", "hosts.haiku", "hosts.transformers")
+"""Public modules that are files."""
 FETCHING = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 
 
@@ -35,7 +37,8 @@ class Page(html.parser.HTMLParser):
 
 def public(module):
     """The names in __all__ of a module, read and not imported."""
-    file = ROOT / "jattn" / module / "__init__.py" if module else ROOT / "jattn" / "__init__.py"
+    path = ROOT.joinpath("jattn", *(module or "").split("."))
+    file = path.with_suffix(".py") if module in FILES else path / "__init__.py"
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
             return [".".join(filter(None, ("jattn", module, name))) for name in ast.literal_eval(node.value)]
@@ -55,7 +58,7 @@ def faults(pages, names):
 def main():
     site = Path(sys.argv[1])
     pages = {str(p.relative_to(site)): p.read_text(encoding="utf-8") for p in sorted(site.rglob("*.html"))}
-    names = [name for module in (None, *MODULES) for name in public(module)]
+    names = [name for module in (None, *MODULES, *FILES) for name in public(module)]
     found = list(faults(pages, names))
     print("\n".join(found) or f"{len(pages)} pages, {len(names)} public names")
     raise SystemExit(bool(found))

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 from jattn import masks, reference, scores
 from jattn._softmax import log_softmax, softmax
 from jattn.engine.forward import CHECKPOINT_NAMES
-from jattn.many_heads import dot_product_attention
-from jattn.one_head import attention, explain, weights_of
+from jattn.many_heads import DotProductAttentionOptions, dot_product_attention
+from jattn.one_head import AttentionOptions, SharedOptions, attention, explain, weights_of
 from jattn.partials import merge
 from jattn.per_query import statistics, top_keys
-from jattn.ragged import ragged_attention
+from jattn.ragged import RaggedAttentionOptions, ragged_attention
 from jattn.reference import Statistics, Steps
 
 if TYPE_CHECKING:
@@ -43,12 +43,17 @@ if TYPE_CHECKING:
     from jattn import hosts as hosts
     from jattn import lab as lab
     from jattn import page as page
-    from jattn.engine.kernels.report import implementations
+    from jattn.engine.kernels.report import Implementation, implementations
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CHECKPOINT_NAMES",
+    "AttentionOptions",
+    "DotProductAttentionOptions",
+    "Implementation",
+    "RaggedAttentionOptions",
+    "SharedOptions",
     "Statistics",
     "Steps",
     "attention",
@@ -76,13 +81,15 @@ _ON_FIRST_USE = frozenset({"cache", "flow", "heads", "hosts", "lab", "page", "po
 """What `attention` does not need; nor, where nothing runs as a kernel, what knows kernels."""
 _WITH_EXTRAS = frozenset({"console", "figures"})
 """The same, where rich and matplotlib are installed."""
+_OF_KERNELS = frozenset({"Implementation", "implementations"})
+"""The same, of one module."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _ON_FIRST_USE | _WITH_EXTRAS:
         return importlib.import_module(f"jattn.{name}")
-    if name == "implementations":
-        found = globals()[name] = importlib.import_module("jattn.engine.kernels.report").implementations
+    if name in _OF_KERNELS:
+        found = globals()[name] = getattr(importlib.import_module("jattn.engine.kernels.report"), name)
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

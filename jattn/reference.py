@@ -39,6 +39,8 @@ from jattn._types import (
     Values,
 )
 
+__all__ = ["Statistics", "Steps", "attention", "statistics", "steps"]
+
 
 class Steps(NamedTuple):
     """Every intermediate of attention for one head, in the order in which it is computed."""

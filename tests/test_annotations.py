@@ -68,6 +68,42 @@ def vague(things):
     return {name for name, x in said(things) if holds_any(x)}
 
 
+def parts(x):
+    """An annotation and whatever it is made of."""
+    if isinstance(x, list):  # of the arguments of a Callable
+        yield from (part for one in x for part in parts(one))
+    else:
+        yield x
+        yield from (part for one in typing.get_args(x) for part in parts(one))
+
+
+def nameless(things, package="jattn."):
+    """The classes of jattn in annotations that have no public name, by themselves or in a public alias."""
+    named = {id(x) for _, thing in things for x in ([thing] if inspect.isclass(thing) else parts(thing))}
+    found = {x for _, said_of in said(things) for x in parts(said_of) if inspect.isclass(x)}
+    return {x.__name__ for x in found if x.__module__.startswith(package) and id(x) not in named}
+
+
+def test_each_type_that_a_public_function_takes_or_returns_has_a_public_name():
+    assert nameless(list(everything())) == set()
+
+
+def test_a_type_without_a_public_name_is_found_wherever_it_stands():
+    class Options(typing.TypedDict):
+        n: int
+
+    class Row(typing.NamedTuple):
+        n: int
+
+    class Seen(typing.NamedTuple):
+        n: int
+
+    def f(x: list[Row], **options: typing.Unpack[Options]) -> typing.Callable[[Seen], int]: ...
+
+    assert nameless([("f", f)], __name__) == {"Options", "Row", "Seen"}
+    assert nameless([("f", f), ("Row", Row), ("Alias", dict[str, Seen] | None)], __name__) == {"Options"}
+
+
 def test_a_type_is_said_wherever_one_can_be():
     assert vague(everything()) == set(EXCEPTIONS)
 

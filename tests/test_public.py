@@ -19,10 +19,14 @@ from _checked_shapes import checked
 from _docstrings import flaws
 
 import jattn
-from jattn.sharding._schemes import Scheme
 
 ALL = [
     "CHECKPOINT_NAMES",
+    "AttentionOptions",
+    "DotProductAttentionOptions",
+    "Implementation",
+    "RaggedAttentionOptions",
+    "SharedOptions",
     "Statistics",
     "Steps",
     "attention",
@@ -155,7 +159,7 @@ def keywords_of(overload):
 OVERLOADED = {
     name: overloads
     for name, f in FUNCTIONS.items()
-    if (overloads := typing.get_overloads(Scheme.__call__ if name in SCHEMES else f))
+    if (overloads := typing.get_overloads(jattn.sharding.Scheme.__call__ if name in SCHEMES else f))
 }
 
 

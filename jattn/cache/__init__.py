@@ -16,16 +16,18 @@ appending writes in place.
 """
 
 from jattn.cache._append import append, free, next_positions
-from jattn.cache._attention import attention, cascade
+from jattn.cache._attention import CacheAttentionOptions, attention, cascade
 from jattn.cache._buffers import Contiguous, Ring, contiguous, ring
 from jattn.cache._pages import Paged, paged, share
-from jattn.cache._store import Cache, quantised
+from jattn.cache._store import Cache, Store, quantised
 
 __all__ = [
     "Cache",
+    "CacheAttentionOptions",
     "Contiguous",
     "Paged",
     "Ring",
+    "Store",
     "append",
     "attention",
     "cascade",

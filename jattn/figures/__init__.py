@@ -16,15 +16,18 @@ try:
 except ImportError as _missing:
     raise ImportError("jattn.figures draws with matplotlib: pip install 'jattn[figures]'") from _missing
 
+from jattn._picture_inputs import RunLike
 from jattn.figures._canvas import save
 from jattn.figures._effects import effects
-from jattn.figures._plane import path
+from jattn.figures._plane import PlaneOptions, path
 from jattn.figures._signed import conserved, why
 from jattn.figures._tiles import blocks, tiles
 from jattn.figures._time import animate, training
 from jattn.figures._weights import arcs, heads, weights
 
 __all__ = [
+    "PlaneOptions",
+    "RunLike",
     "animate",
     "arcs",
     "blocks",

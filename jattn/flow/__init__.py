@@ -14,6 +14,7 @@ jax.vmap over starts, data, learning rates and hyper-parameters, or place those 
 """
 
 from jattn.flow._closed import (
+    Objective,
     attention_steps,
     cross_entropy,
     jacobian_spectrum,
@@ -26,17 +27,22 @@ from jattn.flow._long import run_in_parts
 from jattn.flow._looks import log_steps
 from jattn.flow._margins import Margin, max_margin
 from jattn.flow._measures import balance, entropy, max_logit, rollout, saturation
-from jattn.flow._paths import Now, Trajectory, run
-from jattn.flow._pulls import projection_pulls, pulls
+from jattn.flow._paths import Now, Observe, Trajectory, run
+from jattn.flow._pulls import ProjectionPulls, Pulls, projection_pulls, pulls
 from jattn.flow._recorder import Recorder
-from jattn.flow._rows import MeasuredRow, measure_row
+from jattn.flow._rows import MeasuredRow, MeasuredRowOptions, measure_row
 
 __all__ = [
     "Check",
     "Diagnostics",
     "Margin",
     "MeasuredRow",
+    "MeasuredRowOptions",
     "Now",
+    "Objective",
+    "Observe",
+    "ProjectionPulls",
+    "Pulls",
     "Recorder",
     "Report",
     "Trajectory",

@@ -45,7 +45,9 @@ class Now:
 
 
 Observe: TypeAlias = Callable[[Now], Tree]
+"""observe(now) -> a tree of arrays: what a path keeps of each step that it looks at."""
 Track: TypeAlias = Callable[[Tree], Tree]
+"""track(update) -> a tree of arrays, which is summed over all steps."""
 
 
 @pytree

@@ -15,12 +15,13 @@ from jattn.heads._effects import Agreement, BackwardLens, Effects, agreement, ba
 from jattn.heads._latent import latent_absorbed, latent_expanded, latent_init, latents
 from jattn.heads._multi import grouped, init, multi_head, output, project
 from jattn.heads._norm import rms_norm
-from jattn.heads._scores import HeadScores, head_scores
+from jattn.heads._scores import HeadScoreOptions, HeadScores, head_scores
 
 __all__ = [
     "Agreement",
     "BackwardLens",
     "Effects",
+    "HeadScoreOptions",
     "HeadScores",
     "agreement",
     "backward_lens",

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 else:
     eqx = host("equinox")
 
+__all__ = ["MaskOfHeads", "Measured", "MultiheadAttention", "ProcessHeads"]
+
 MaskOfHeads: TypeAlias = Mask | Bool[AnyArray, "#T #S"] | Bool[AnyArray, "#N #T #S"]
+"""A value of `jattn.masks`, or booleans of each pair, for all heads or for each of N."""
 ProcessHeads: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
 """f(q [T, N, H], k [S, N, H], v [S, N, Hv]) -> the same three, as equinox.nn.MultiheadAttention takes it."""
 

@@ -20,6 +20,8 @@ from jattn._numerics import promoted
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
 from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host, measure_heads, needs_key
 
+__all__ = ["Sows", "attention_fn"]
+
 _flax = host("flax")
 
 

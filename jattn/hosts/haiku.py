@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 else:
     hk = host("haiku")
 
+__all__ = ["Measured", "MultiHeadAttention"]
+
 
 class MultiHeadAttention(hk.MultiHeadAttention):
     """haiku.MultiHeadAttention at linear memory. Its mask may also be a value of `jattn.masks`."""

@@ -22,6 +22,8 @@ from jattn._numerics import promoted
 from jattn._types import AnyArray, Array, ArrayLike, Float, PRNGKey
 from jattn.hosts._attend import attend_heads
 
+__all__ = ["attention_interface"]
+
 
 def attention_interface(
     module: object,

@@ -11,6 +11,8 @@ from jattn._types import Array, Float
 from jattn.lab.result import Result, result, seed_of
 from jattn.one_head import attention
 
+__all__ = ["SIZES", "Layer", "drawn", "layer", "leading", "rank_collapse", "residual", "slope"]
+
 T, D = 7, 5
 SIZES = (1e-2, 3e-3, 1e-3)
 Rows = TypeVar("Rows", jax.Array, np.ndarray)

@@ -9,6 +9,8 @@ from jax import random
 from jattn.lab.result import Result, result, seed_of
 from jattn.one_head import explain
 
+__all__ = ["one_score", "spread", "variance_of_dot_products"]
+
 WIDTHS, TRIALS = (3, 64, 256, 768), 10_000
 
 

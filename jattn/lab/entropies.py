@@ -10,6 +10,8 @@ from jattn._types import Array, Float
 from jattn.lab.result import Result, result, seed_of
 from jattn.one_head import explain
 
+__all__ = ["SIGMAS", "bound", "drawn", "entropies", "entropy_bound", "peaked", "sigma_of"]
+
 T, DRAWS, EPS = 7, 2000, 1e-12
 SIGMAS = (0.1, 0.3, 1.0, 3.0, 10.0)
 

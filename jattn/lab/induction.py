@@ -18,6 +18,8 @@ from jattn.lab.result import Result, result, seed_of
 from jattn.lab.training import adam
 from jattn.one_head import attention
 
+__all__ = ["RESTARTS", "induction_heads", "logits", "parameters", "repeated", "surprise", "trained"]
+
 WORDS, LENGTH, SHORTEST, LONGEST = 32, 43, 14, 24
 WIDTH, HEADS = 32, 2
 STEPS, BATCH, RATE, HELD_OUT = 1500, 16, 1e-2, 256

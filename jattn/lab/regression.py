@@ -11,6 +11,8 @@ from jattn._types import Array, Float
 from jattn.lab.result import Result, result, seed_of
 from jattn.lab.training import adam
 
+__all__ = ["Weights", "descended", "one_step_of_descent", "predict", "prompt", "train"]
+
 D, N = 3, 13
 STEPS, BATCH, RATE, HELD_OUT = 1000, 256, 2e-2, 2**17
 

@@ -22,6 +22,23 @@ from jattn._softmax import log_softmax, softmax
 from jattn._types import Array, Float
 from jattn.lab.result import Result, oracle, result, seed_of
 
+__all__ = [
+    "Problem",
+    "attention_as_nuclear_svm",
+    "attention_as_svm",
+    "beyond",
+    "constraints",
+    "descend",
+    "drawn",
+    "least_frobenius",
+    "least_nuclear",
+    "log_regret",
+    "margin",
+    "reward_lost",
+    "select",
+    "select_factored",
+]
+
 n: int = 5
 T, D = 5, 8
 STEPS, RATE = 10_000, 0.1

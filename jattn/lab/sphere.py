@@ -8,6 +8,8 @@ from jattn._types import Array, Float
 from jattn.lab.result import Result, oracle, result, seed_of
 from jattn.one_head import attention
 
+__all__ = ["clustering", "flow", "scalar_rate", "velocity"]
+
 T, D, BETAS = 7, 11, (1.0, 4.0)
 HORIZON, SAMPLES, SUBSTEPS = 10.0, 50, 20
 

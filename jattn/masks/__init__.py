@@ -36,7 +36,7 @@ Documents that are packed into one row, each causal, are a composition:
     ···##
 """
 
-from jattn.masks._algebra import Mask
+from jattn.masks._algebra import Mask, Pattern
 from jattn.masks._blocks import blocks, chunked
 from jattn.masks._by_position import causal, empty, full, prefix, sinks, window
 from jattn.masks._by_row import dense, lengths, ragged, segments
@@ -54,6 +54,7 @@ __all__ = [
     "PARTIAL",
     "BlockState",
     "Mask",
+    "Pattern",
     "Rows",
     "Spans",
     "TileAxis",

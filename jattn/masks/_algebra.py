@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, _html
-from jattn._types import Array, Bool
+from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import value
 from jattn.masks._tiles import FULL, PARTIAL, BlockState, Rows, Spans, TileAxis
 
@@ -24,9 +24,9 @@ class Pattern(NamedTuple):
     """s ≤ t."""
     left: int | None = None
     """t − s ≤ left."""
-    q_lengths: tuple[Any, ...] = ()
+    q_lengths: tuple[Integer[ArrayLike, ""], ...] = ()
     """The row of t is below each of these."""
-    k_lengths: tuple[Any, ...] = ()
+    k_lengths: tuple[Integer[ArrayLike, ""], ...] = ()
     """The row of s is below each of these."""
 
 

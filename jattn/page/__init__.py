@@ -26,7 +26,20 @@ from jattn.page._head_table import head_table
 from jattn.page._model import model
 from jattn.page._story import Step, story
 
-__all__ = ["Part", "Step", "blocks", "head_table", "heads", "html", "model", "run", "story", "weights", "write"]
+__all__ = [
+    "Part",
+    "RunLike",
+    "Step",
+    "blocks",
+    "head_table",
+    "heads",
+    "html",
+    "model",
+    "run",
+    "story",
+    "weights",
+    "write",
+]
 
 
 def weights(

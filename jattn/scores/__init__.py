@@ -21,12 +21,14 @@ A score for each head is the same score, mapped:
     (8, 6, 4)
 """
 
+from jattn._types import ScoreModifier
 from jattn.scores._pointwise import OfPairs as OfPairs
 from jattn.scores._pointwise import Score, alibi, alibi_slopes, compose, soft_cap, temperature
 from jattn.scores._relative import bucket, distance_bias, relative_bias
 
 __all__ = [
     "Score",
+    "ScoreModifier",
     "alibi",
     "alibi_slopes",
     "bucket",

@@ -16,9 +16,10 @@ plan                what each would send, hold and compute, and which to take; L
 Partial attentions are a monoid: a ring is a fold over devices, with the masks, scores, sinks and derivatives of one.
 """
 
+from jattn.sharding._blocks import SchemeOptions
 from jattn.sharding._mesh import attention, unzigzag, zigzag
 from jattn.sharding._plan import LINKS, Comparison, Cost, Link, plan
-from jattn.sharding._schemes import all_to_all, gather, ring, ring_all_to_all, tree
+from jattn.sharding._schemes import Scheme, all_to_all, gather, ring, ring_all_to_all, tree
 from jattn.sharding._statistics import merge_statistics
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "Comparison",
     "Cost",
     "Link",
+    "Scheme",
+    "SchemeOptions",
     "all_to_all",
     "attention",
     "gather",

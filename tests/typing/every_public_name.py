@@ -5,7 +5,7 @@ Strict mypy and strict pyright must pass, and `assert_type` says what a call is 
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, Unpack, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from rich.console import Console
 
 import jattn
 from jattn import cache, console, figures, flow, heads, lab, masks, page, positions, reference, scores, sharding
-from jattn.hosts.equinox import MultiheadAttention
-from jattn.hosts.flax import attention_fn
+from jattn.hosts.equinox import MaskOfHeads, Measured, MultiheadAttention, ProcessHeads
+from jattn.hosts.flax import Sows, attention_fn
 from jattn.hosts.haiku import MultiHeadAttention
 from jattn.hosts.transformers import attention_interface
 
@@ -29,6 +29,22 @@ LABELS = ("river", "money", "the")
 def cap(score: Array, t: Array, s: Array) -> Array:
     del t, s
     return 30 * jnp.tanh(score / 30)
+
+
+def shared(q: Array, k: Array, v: Array, **options: Unpack[jattn.SharedOptions]) -> Array:
+    return jattn.attention(q, k, v, **options)
+
+
+def first(q: Array, k: Array, v: Array, **options: Unpack[jattn.AttentionOptions]) -> Array:
+    return jattn.attention(q, k, v, return_lse=True, **options)[0]
+
+
+def batch(q: Array, k: Array, v: Array, **options: Unpack[jattn.DotProductAttentionOptions]) -> Array:
+    return jattn.dot_product_attention(q, k, v, **options)
+
+
+def packed(q: Array, k: Array, v: Array, starts: Array, **options: Unpack[jattn.RaggedAttentionOptions]) -> Array:
+    return jattn.ragged_attention(q, k, v, starts, **options)
 
 
 def one_head(q: Array, k: Array, v: Array, key: Array) -> Array:
@@ -49,18 +65,21 @@ def one_head(q: Array, k: Array, v: Array, key: Array) -> Array:
 
     best, logits = jattn.top_keys(q, k, 2)
     save = jax.checkpoint_policies.save_only_these_names(*jattn.CHECKPOINT_NAMES)
-    how = jattn.implementations(loss, q, platform="tpu")
+    how: tuple[jattn.Implementation, ...] = jattn.implementations(loss, q, platform="tpu")
     print(save, [row.reason for row in how], best.shape)
     more = jattn.softmax(steps.scores) + jattn.log_softmax(steps.scaled, axis=-1) + steps.weights
+    defined: reference.Steps = reference.steps(q, k, v)[0]
+    measured: reference.Statistics = reference.statistics(q, k)
+    more += defined.weights + measured.entropy
     return out + rows.sum() + logits.sum() + more.sum() + found.entropy.sum() + reference.attention(q, k, v)[0]
 
 
 def many_heads(query: Array, key: Array, value: Array, starts: Array) -> Array:
     assert_type(jattn.dot_product_attention(query, key, value, return_residual=True), tuple[Array, Array])
     assert_type(jattn.ragged_attention(query[0], key[0], value[0], starts, return_lse=True), tuple[Array, Array])
-    packed = jattn.ragged_attention(query[0], key[0], value[0], starts, mask=masks.causal())
+    of_documents = packed(query[0], key[0], value[0], starts, mask=masks.causal())
     out = jattn.dot_product_attention(query, key, value, is_causal=True, local_window_size=(8, 0), sink=np.zeros(2))
-    return assert_type(out, Array) + assert_type(packed, Array)
+    return assert_type(out, Array) + assert_type(of_documents, Array)
 
 
 class EveryOther(masks.Mask):
@@ -87,16 +106,18 @@ def every_mask(ids: Array) -> masks.Mask:
     made |= masks.neighbourhood((4, 4), 1, causal_axes=(True, False)) & masks.chosen_blocks(ids[None], 2)
     made &= masks.blocks(np.ones((2, 2), bool), 4) | masks.dense(np.ones((8, 8), bool)) | masks.empty() | masks.full()
     made |= masks.where(near) | masks.where(near, state=state)
-    print(masks.picture(made, 8), masks.to_dense(made, 8, 8).sum(), masks.FULL, isinstance(ids, masks.Rows))
+    known: masks.Pattern | None = made.pattern()
+    print(known, masks.picture(made, 8), masks.to_dense(made, 8, 8).sum(), masks.FULL, isinstance(ids, masks.Rows))
     return made
 
 
 def every_score(table: Array) -> Callable[[Array, Array, Array], Array]:
     slopes = scores.alibi_slopes(8)
     print(scores.bucket(np.arange(4), 32, max_distance=128, bidirectional=True))
-    first: scores.Score = scores.soft_cap(30.0)
-    return scores.compose(first, scores.temperature(2.0), scores.alibi(slopes[0]), cap, scores.distance_bias(table),
-                          scores.relative_bias(table, max_distance=128))  # fmt: skip
+    of_a_score: scores.ScoreModifier = cap
+    capped: scores.Score = scores.soft_cap(30.0)
+    return scores.compose(capped, of_a_score, scores.temperature(2.0), scores.alibi(slopes[0]),
+                          scores.distance_bias(table), scores.relative_bias(table, max_distance=128))  # fmt: skip
 
 
 def every_position(x: Array) -> Array:
@@ -121,6 +142,10 @@ def every_layer(key: Array, x: Array) -> Array:
     return heads.rms_norm(out + heads.latent_expanded(latent, x, rope=positions.rotary), np.ones(8))
 
 
+def cached(q: Array, held: cache.Cache, **options: Unpack[cache.CacheAttentionOptions]) -> Array:
+    return cache.attention(q, held, **options)
+
+
 def every_cache(q: Array, k: Array, v: Array) -> Array:
     held = cache.append(cache.contiguous(1, 2, 16, 4), k, v)
     assert_type(held, cache.Contiguous)
@@ -130,13 +155,18 @@ def every_cache(q: Array, k: Array, v: Array) -> Array:
     held_by: cache.Cache = ring
     numbers, scale = cache.quantised(k)
     print(cache.next_positions(held_by, 4), numbers.dtype, scale.shape)
-    out = cache.attention(q, held, mask=masks.causal(), score=cap)
+    store: cache.Store = held.store
+    out = cached(q, held, mask=masks.causal(), score=cap) + store.k.sum()
     out, lse = cache.attention(q, held, return_lse=True)
     return assert_type(cache.cascade(q, held, paged), Array) + out + lse.sum()
 
 
+def by(scheme: sharding.Scheme, q: Array, **options: Unpack[sharding.SchemeOptions]) -> Array:
+    return scheme(q, q, q, axis_name="seq", **options)
+
+
 def every_scheme(q: Array, k: Array, v: Array, mesh: Mesh, spec: PartitionSpec) -> Array:
-    out = sharding.ring(q, k, v, axis_name="seq", mask=masks.causal())
+    out = by(sharding.ring, q, mask=masks.causal())
     out, lse = sharding.gather(q, k, v, axis_name="seq", return_lse=True)
     out += sharding.all_to_all(q, k, v, axis_name="seq") + sharding.tree(q, k, v, axis_name="seq") + lse.sum()
     out += sharding.ring_all_to_all(q, k, v, axis_name=("ring", "heads"))
@@ -150,15 +180,23 @@ def every_scheme(q: Array, k: Array, v: Array, mesh: Mesh, spec: PartitionSpec) 
     return sharding.unzigzag(sharding.zigzag(out, 8), 8)
 
 
+def previous(q: Array, k: Array, tokens: Array, **options: Unpack[heads.HeadScoreOptions]) -> heads.HeadScores:
+    return heads.head_scores(q, k, tokens, mask=masks.causal(), **options)
+
+
 def every_effect(params: dict[str, Array], q: Array, k: Array, tokens: Array, out: Array) -> Array:
     def loss(gates: Array) -> Array:
         return jnp.sum(gates * params["out"])
 
     found: heads.Effects = heads.effects(loss, np.ones(2), batch_size=2)
     close: heads.Agreement = heads.agreement(found.first_order, found.knock_out)
-    looks: heads.HeadScores = heads.head_scores(q, k, tokens, mask=masks.causal())
+    looks: heads.HeadScores = previous(q, k, tokens, scale=0.1)
     lens: heads.BackwardLens = heads.backward_lens(out, params["out"], params["unembed"], n=3)
     return close.rank_correlation + looks.entropy.sum() + lens.decrease.sum()
+
+
+def last(q: Array, k: Array, v: Array, **options: Unpack[flow.MeasuredRowOptions]) -> flow.MeasuredRow:
+    return flow.measure_row(q, k, v, q, 0, **options)
 
 
 class Toy(dict[str, Array]):
@@ -175,9 +213,9 @@ def every_flow(q: Array, k: Array, params: Toy, folder: Path) -> None:
     def balanced(params: Toy) -> Array:
         return flow.balance(params["q"], params["k"])
 
-    objective = flow.cross_entropy(0)
+    objective: flow.Objective = flow.cross_entropy(0)
     loss = flow.loss_of(read, objective)
-    observe = flow.watch(read, objective, 0, conserved=balanced)
+    observe: flow.Observe = flow.watch(read, objective, 0, conserved=balanced)
     path = flow.run(loss, params, optax.sgd(0.1), 100, observe=observe, at=flow.log_steps(100))
     assert_type(path, flow.Trajectory[Toy])
     assert_type(path.kept().params, Toy)
@@ -188,15 +226,15 @@ def every_flow(q: Array, k: Array, params: Toy, folder: Path) -> None:
     checks: tuple[flow.Check, ...] = report.checks
     margin: flow.Margin = flow.max_margin(k, 0)
     steps = flow.attention_steps(q, k, k)
-    pulled = flow.pulls(q, k, k, flow.squared_error(np.zeros(4)))
-    projected = flow.projection_pulls(q, k, k, k, objective)
+    pulled: flow.Pulls = flow.pulls(q, k, k, flow.squared_error(np.zeros(4)))
+    projected: flow.ProjectionPulls = flow.projection_pulls(q, k, k, k, objective)
     numbers = [flow.entropy(steps.weights), flow.max_logit(q, k), flow.saturation(steps.weights), margin.margin,
                flow.jacobian_spectrum(q[0]), flow.softmax_jacobian(q[0]), flow.rollout(steps.weights)]  # fmt: skip
-    row: flow.MeasuredRow = flow.measure_row(q, k, k, q, 0, mask=masks.causal())
+    row: flow.MeasuredRow = last(q, k, k, mask=masks.causal())
     recorder: flow.Recorder = flow.Recorder(folder / "run.npy", at=flow.log_steps(100), limit=50)
     recorder(0, loss=row.entropy)
     print(sorted(recorder.run()))
-    print(numbers, checks[0].identity, seen.margin, pulled.on_q.shape, projected)
+    print(numbers, checks[0].identity, seen.margin, pulled.on_q.shape, projected.W_Q)
 
 
 def every_result() -> list[bool]:
@@ -209,6 +247,10 @@ def every_result() -> list[bool]:
     return [all(r.holds.values()) for r in found]
 
 
+def film(run: figures.RunLike, file: Path, **plane: Unpack[figures.PlaneOptions]) -> Path:
+    return figures.animate(run, LABELS, file, **plane)
+
+
 def every_figure(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> list[Path]:
     drawn = [figures.weights(weights, LABELS, LABELS), figures.arcs(weights, LABELS, LABELS), figures.heads(weights),
              figures.training(run, LABELS), figures.why(weights, LABELS), figures.conserved({"q": (weights, weights)}),
@@ -216,7 +258,7 @@ def every_figure(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> li
              figures.effects(weights[0], weights[1]),
              figures.blocks(weights, T=4096, S=4096), figures.tiles(np.zeros((2, 2), int))]  # fmt: skip
     assert_type(drawn, list[Figure])
-    return [figures.animate(run, LABELS, folder / "run.gif"), *figures.save(drawn[0], folder / "weights")]
+    return [film(run, folder / "run.gif", hull=True), *figures.save(drawn[0], folder / "weights")]
 
 
 def every_view(weights: np.ndarray, folder: Path) -> Path:
@@ -232,9 +274,13 @@ def every_view(weights: np.ndarray, folder: Path) -> Path:
     return console.save(console.bars(LABELS, weights[0]), folder / "bars.svg")
 
 
+def descent(run: page.RunLike) -> page.Part:
+    return page.run(run, LABELS, target=0)
+
+
 def every_page(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> Path:
     parts: list[page.Part] = [page.weights(weights, LABELS, LABELS), page.heads(weights[None], LABELS, LABELS),
-                              page.run(run, LABELS, target=0), page.head_table({"entropy": weights})]  # fmt: skip
+                              descent(run), page.head_table({"entropy": weights})]  # fmt: skip
     parts += [page.blocks(weights, weights, T=4096, S=4096), page.story(parts[0], [page.Step("Start", "A row.")])]
     layer = {"q": weights, "k": weights, "v": weights, "out": weights}
     params = {"embed": weights, "positions": weights, "layers": [layer], "unembed": weights}
@@ -243,9 +289,20 @@ def every_page(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> Path
     return page.write(folder / "bank.html", "bank", *parts)
 
 
+def opposite(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    return -q, -k, v
+
+
+def sown(module: Sows, x: Array) -> Array:
+    return attention_fn(x, x, x, dtype=jnp.float32, precision="highest", module=module, rows=[0], is_causal=True)
+
+
 def every_host(layer: MultiheadAttention, other: MultiHeadAttention, x: Array) -> Array:
-    out, measured = layer(x, x, x, masks.causal(), measure=[0, 2])
+    mask: MaskOfHeads = masks.causal()
+    turned: ProcessHeads = opposite
+    out, measured = layer(x, x, x, mask, process_heads=turned, measure=[0, 2])
+    assert_type(measured, Measured)
     print(measured.statistics.entropy, other(x, x, x, measure=np.array([1]))[1].weights)
     out += assert_type(layer(x, x, x), Array) + assert_type(other(x, x, x), Array)
-    out += attention_fn(x, x, x, dtype=jnp.float32, precision="highest", rows=[0], is_causal=True)
+    out += attention_fn(x, x, x)
     return out + attention_interface(None, x, x, x, None, is_causal=True)[0]

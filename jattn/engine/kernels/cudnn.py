@@ -144,7 +144,7 @@ class Call:
         ]
         self.x: Operands = jax.tree.unflatten(fun.tree, leaves[:n])
         self.more: list[Leaf] = leaves[n:]
-        pattern = (masks.full() if self.x.mask is None else self.x.mask).pattern()
+        pattern: Any = (masks.full() if self.x.mask is None else self.x.mask).pattern()  # its lengths are leaves here
         assert pattern is not None, "a mask that cuDNN does not know was refused before"
         self.causal: bool = pattern.causal
         self.left: int | None = pattern.left
