@@ -28,10 +28,10 @@ class Way(NamedTuple):
 
 
 NO_WAY = {
-    "masks": "EMPTY FULL PARTIAL BlockState Mask Rows Spans TileAxis block_state picture to_dense",
-    "scores": "Score alibi_slopes bucket",
-    "heads": "init latent_init effects agreement backward_lens Effects Agreement BackwardLens HeadScores",
-    "cache": "Cache Contiguous Paged Ring free next_positions share",
+    "masks": "EMPTY FULL PARTIAL BlockState Mask Pattern Rows Spans TileAxis block_state picture to_dense",
+    "scores": "Score ScoreModifier alibi_slopes bucket",
+    "heads": "init latent_init effects agreement backward_lens Effects Agreement BackwardLens HeadScoreOptions HeadScores",
+    "cache": "Cache CacheAttentionOptions Contiguous Paged Ring Store free next_positions share",
 }
 """Public names without a row: types, constants, initial parameters, and what takes no query, key or value."""
 
