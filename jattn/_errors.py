@@ -34,6 +34,12 @@ def fail(error: type[Exception], caller: str, must: str, remedy: str, **got: Any
     raise error(f"{caller}: {must}, got {seen}. {remedy}")
 
 
+def missing(caller: str, package: str, extra: str) -> NoReturn:
+    """Refuses what needs a package that is not installed, in the name of the extra that brings it."""
+    must, remedy = f"{package} must be installed", f"Run: pip install 'jattn[{extra}]'."
+    fail(ModuleNotFoundError, caller, must, remedy, **{package: "not found"})
+
+
 def only_moved() -> AbstractContextManager[None]:
     """Around operations that move numbers and compute none: `jax.debug_nans`, which looks at what each eager operation
     returns, is not to find there the NaN that a mask hides."""
@@ -101,6 +107,7 @@ def scalar(caller: str, name: str, x: Any, remedy: str) -> jax.Array:
     """A real scalar, possibly traced; an integer of Python or NumPy will do."""
     x = array(caller, name, float(x) if type(x) is int or isinstance(x, np.integer) else x)
     if x.ndim or not jnp.issubdtype(x.dtype, jnp.floating):
+        remedy = remedy if x.ndim else "Pass it in floating point."
         fail(TypeError, caller, f"{name} must be a real scalar", remedy, **{name: f"{x.dtype}{shape(x)}"})
     return x
 

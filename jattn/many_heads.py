@@ -180,7 +180,7 @@ def dot_product_attention(
         keys = jax.random.split(dropout[0], (B, K, N // K))
         own["dropout_key"] = _Option(keys, (0, 0, 0))
 
-    sizes = options.tile(_CALLER, tile)
+    how: Any = {"tile": options.tile(_CALLER, tile), "implementation": implementation}
     if is_causal:
         shared = _and(shared, masks.causal())
     if local_window_size is not None:
@@ -195,7 +195,7 @@ def dot_product_attention(
             allowed = _and(allowed, masks.lengths(*filled))
         if dropout is not None:
             own["dropout"] = (own.pop("dropout_key"), dropout[1])
-        return attend(q, k, v, mask=allowed, score=score, scale=scale, tile=sizes, implementation=implementation, **own)
+        return attend(q, k, v, mask=allowed, score=score, scale=scale, caller=_CALLER, **how, **own)
 
     # A key/value head is never repeated in memory, and neither is an option that has one entry for all.
     f = heads.vmap_heads(head, [{name: x.axes[level] for name, x in own.items()} for level in range(3)], kv_axis=1)

@@ -154,6 +154,7 @@ def ragged_attention(
         "scale": None if scale is None else options.scale_array(_CALLER, scale),
         "tile": options.tile(_CALLER, tile),
         "implementation": implementation,
+        "caller": _CALLER,
     }
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:

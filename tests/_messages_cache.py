@@ -53,6 +53,7 @@ PLACED = "Say it by positions, as masks.causal, masks.window and masks.where do.
 ROWS = "Pass numbers of rows, as in jax.numpy.array([2])."
 
 CACHE = [
+    (lambda: cache.contiguous(B, Hkv, S, D, start=2**31), ValueError, "contiguous: start must be a number that int32 holds, got start 2147483648. Count the tokens from one that is nearer."),
     (lambda: cache.contiguous(0, Hkv, S, D), ValueError, "contiguous: B must be at least 1, got B 0. Pass a Python int of at least 1."),
     (lambda: cache.ring(B, Hkv, D, window=2.0), TypeError, "ring: window must be a whole number, got window of type float. Pass a Python int of at least 1."),
     (lambda: cache.paged(B, Hkv, S, D, pages=0), ValueError, "paged: pages must be at least 1, got pages 0. Pass a Python int of at least 1."),

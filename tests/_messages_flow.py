@@ -128,7 +128,7 @@ FLOW = [
     (updated({"m": ones(2)}, {"m": ones(2, dtype=jnp.bfloat16)}), TypeError, "run: optimizer must not narrow a dtype of its state, got state['m'] float32[2], after an update bfloat16[2]. Let its init make the state that its update returns."),
     (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=0), ValueError, "run_in_parts: every must be at least 1, got every 0. Pass a Python int of at least 1."),
     (another_run, ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other steps and at. Give it a folder of its own, or ask for the run that is there."),
-    (without_orbax, ImportError, "run_in_parts: orbax must be there to keep a folder, got orbax not installed. Run: pip install 'jattn[train]'."),
+    (without_orbax, ModuleNotFoundError, "run_in_parts: orbax must be installed, got orbax not found. Run: pip install 'jattn[train]'."),
     (lambda: flow.integrate(lambda x: x, jnp.ones(()), ones(2, 2)), ValueError, "integrate: times must have the axes [n], got times [2, 2]. Pass the times to look at, from 0 on."),
     (followed([]), ValueError, "integrate: times must increase from 0 on, got times [0]. Pass the times to look at, finite, sorted and without repeats."),
     (followed([-0.5, 1.0]), ValueError, "integrate: times must increase from 0 on, got times [2]. Pass the times to look at, finite, sorted and without repeats."),

@@ -39,6 +39,7 @@ POSITIONS = [
     (rope(scaling=lambda f: Frequencies(f.inv[1:], f.base)), ValueError, f"rotary: scaling must return 3 frequencies, got inv [2]. {SCALING}"),
     (rope(scaling=positions.longrope((1.0,), (1.0, 1.0, 1.0), factor=2.0, original=8, length=4)), ValueError, "longrope: short must hold 3 numbers, got short of 1. Give a divisor to each pair of columns that turns: half the width."),
     (rope(base="10000"), TypeError, "rotary: base must be a real number, got base of type str. Pass a number of Python or NumPy."),
+    (rope(scaling=positions.linear), TypeError, "linear: factor must be a real number, got factor of type Frequencies. A scaling is what it returns: scaling=jattn.positions.linear(2.0)."),
     (rope(scaling=8.0), TypeError, f"rotary: scaling must be a function, got scaling of type float. {SCALING}"),
     (rope(positions=ON_AXES, axes=1), TypeError, f"rotary: axes must name one axis for each of 3 pairs, got axes of type int. {AXES}"),
     (lambda: positions.compose(positions.linear(2.0), None), TypeError, f"compose: scaling must be a function, got scaling of type NoneType. {SCALING}"),
@@ -216,5 +217,5 @@ HOSTS = [
     (measured(local_window_size=(1, 2, 3)), ValueError, "hosts: local_window_size must be two numbers of tokens, got local_window_size of 3 numbers. Pass (left, right), or one number for both."),
     (measured(rows=ones(2)), TypeError, "hosts: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
     (measured(rows=ones(2, 2, dtype=np.int32)), ValueError, "hosts: rows must have the axes [R], got rows [2, 2]. Pass a list of row numbers, as in rows=jax.numpy.array([2])."),
-    (lambda: _attend.host("abacus"), ImportError, "hosts: abacus must be installed for jattn.hosts.abacus, got abacus not found. Run pip install 'jattn[hosts]'."),
+    (lambda: _attend.host("abacus"), ModuleNotFoundError, "hosts: abacus must be installed, got abacus not found. Run: pip install 'jattn[hosts]'."),
 ]  # fmt: skip

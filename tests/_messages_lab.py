@@ -15,7 +15,7 @@ LAB = [
     (
         lambda: oracle("attention_as_svm", "no_such_library"),
         ModuleNotFoundError,
-        "attention_as_svm: its oracle no_such_library must be installed, got module none. "
-        "Install it: pip install 'jattn[lab]'.",
+        "attention_as_svm: no_such_library must be installed, got no_such_library not found. "
+        "Run: pip install 'jattn[lab]'.",
     ),
 ]

@@ -276,7 +276,10 @@ def test_a_width_that_no_terminal_has_is_refused_by_name(name):
             WIDTHS[name](width)
 
 
-def test_without_rich_the_message_says_what_to_install():
-    program = "import sys; sys.modules['rich'] = None\ntry:\n import jattn.console\nexcept ImportError as e: print(e)"
+@pytest.mark.parametrize(("module", "package"), [("console", "rich"), ("figures", "matplotlib")])
+def test_without_what_it_draws_with_the_message_says_what_to_install(module, package):
+    program = f"import sys; sys.modules[{package!r}] = None\ntry:\n import jattn.{module}\n"
+    program += "except ImportError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "jattn.console: rich must be installed. Run: pip install 'jattn[console]'" in done.stdout
+    said = f"{module}: {package} must be installed, got {package} not found. Run: pip install 'jattn[{module}]'.\n"
+    assert done.stdout == said

@@ -566,8 +566,8 @@ def test_a_host_that_is_not_installed_is_named_with_the_remedy(name, monkeypatch
         monkeypatch.delitem(sys.modules, module)
 
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
-    said = f"^hosts: {name} must be installed for jattn.hosts.{name}, got {name} not found. "
-    said += r"Run pip install 'jattn\[hosts\]'\.$"
+    said = f"^hosts: {name} must be installed, got {name} not found. "
+    said += r"Run: pip install 'jattn\[hosts\]'\.$"
     with pytest.raises(ImportError, match=said):
         __import__(f"jattn.hosts.{name}")
 

@@ -224,6 +224,8 @@ def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     out = jaxpr.out_avals
     if len(out) != 1 or out[0].shape != () or not jnp.issubdtype(out[0].dtype, jnp.floating):
         got = " and ".join(f"{o.dtype}{list(o.shape)}" for o in out) or "nothing"
+        if len(out) == 1 and out[0].shape == ():
+            remedy = "Convert what it returns: .astype(score.dtype)."
         _errors.fail(TypeError, caller, "score must return one real scalar", remedy, score=f"returning {got}")
     return jaxpr
 

@@ -161,6 +161,9 @@ def ring(
 def _counters(caller: str, B: int, start: int) -> tuple[Array, Array, Array, Array]:
     """length, next, full and start of rows that hold nothing."""
     start = _errors.count(caller, "start", start)
+    if start >= 2**31:
+        must, remedy = "start must be a number that int32 holds", "Count the tokens from one that is nearer."
+        _errors.fail(ValueError, caller, must, remedy, start=str(start))
     counters = np.zeros(B, np.int32), np.full(B, start, np.int32), np.zeros(B, bool), np.int32(start)
     length, following, full, first = jax.device_put(counters)
     return length, following, full, first

@@ -3,10 +3,12 @@
 Each picture says the same in numbers as in colour, so it can be read without colour, in a file and at 80 columns.
 """
 
+from jattn import _errors
+
 try:
     import rich  # noqa: F401
-except ImportError as _missing:
-    raise ImportError("jattn.console: rich must be installed. Run: pip install 'jattn[console]'") from _missing
+except ImportError:
+    _errors.missing("console", "rich", "console")
 
 from jattn.console._grid import bars, heatmap, vectors
 from jattn.console._progress import progress

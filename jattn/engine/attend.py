@@ -44,6 +44,7 @@ def attend(
     dropout: tuple[jax.Array, jax.Array] | None = None,
     tile: tuple[int, int] | None = None,
     implementation: str | None = None,
+    caller: str = "attention",
 ) -> tuple[jax.Array, jax.Array]:
     """(out, lse) of one head, of arguments that are validated. Positions that are not given are row numbers."""
     T, S = q.shape[0], k.shape[0]
@@ -51,17 +52,21 @@ def attend(
         allowed = None if mask is None else jnp.zeros((T, S), bool)
         return reference.attention(q, k, v, mask=allowed, sink=sink)
     x = Operands(q, k, v, bias, sink, scale, (), mask, q_positions, k_positions, dropout)
-    out, m, log_sum = attend_unrounded(x, score, tile, implementation)
+    out, m, log_sum = attend_unrounded(x, score, tile, implementation, caller)
     if dropout is not None and isinstance(dropout[1], jax.core.Tracer):
         out *= _as_constant(1 - dropout[1]).astype(out.dtype)
     return out.astype(v.dtype), m + log_sum
 
 
 def attend_unrounded(
-    x: Operands, score: ScoreModifier | None, tile: tuple[int, int] | None = None, implementation: str | None = None
+    x: Operands,
+    score: ScoreModifier | None,
+    tile: tuple[int, int] | None = None,
+    implementation: str | None = None,
+    caller: str = "attention",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(out, m, log_sum) of one head with queries and keys, in the dtype of the arithmetic; lse = m + log_sum."""
-    plan, x = make_plan(x, score, tile, implementation)
+    plan, x = make_plan(x, score, tile, implementation, caller)
     leaves, tree = jax.tree.flatten(x)
     out, m, log_sum = batched_call(Forward(plan, tree), *leaves)
     return out, m, log_sum
@@ -82,7 +87,11 @@ def _as_constant(x: jax.Array) -> jax.Array:
 
 
 def make_plan(
-    x: Operands, score: ScoreModifier | None, tile: tuple[int, int] | None, implementation: str | None = None
+    x: Operands,
+    score: ScoreModifier | None,
+    tile: tuple[int, int] | None,
+    implementation: str | None = None,
+    caller: str = "attention",
 ) -> tuple[Plan, Operands]:
     """The plan of one head, and its operands in the form that the engine takes."""
     T, S, dtype = x.q.shape[0], x.k.shape[0], _errors.wide(x.q, x.k, x.v)
@@ -97,4 +106,4 @@ def make_plan(
     sink = x.sink.reshape(()) if x.sink is not None and x.sink.shape != (T,) else x.sink
     dropout = jax.tree.map(jax.lax.stop_gradient, x.dropout)
     x = x._replace(captured=captured, mask=mask, scale=scale, sink=sink, dropout=dropout)
-    return Plan(T, S, q_tile, k_tile, dtype, closed, classes(mask), platform, tile, implementation), x
+    return Plan(T, S, q_tile, k_tile, dtype, closed, classes(mask), platform, tile, implementation, caller=caller), x

@@ -56,6 +56,8 @@ class Plan:
     """Whether `all_finite` found the operands so: then no tile is asked for what is not."""
     all_masked: bool = False
     """Whether the mask is applied to all tiles, even to those it rules nothing out of: one loop instead of two."""
+    caller: str = dataclasses.field(default="attention", compare=False)
+    """The public function that was called, which errors name."""
     summed: bool = False
     """Whether cotangents are summed over examples before they are rounded to the dtypes of the operands."""
 

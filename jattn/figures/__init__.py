@@ -11,10 +11,12 @@ paper and pen, dark styles included (`axes.facecolor`, `text.color`): text stand
 one point; the sign of a score in `tiles` is told by colour alone, and is lost in greyscale.
 """
 
+from jattn import _errors
+
 try:
     import matplotlib  # noqa: F401
-except ImportError as _missing:
-    raise ImportError("jattn.figures draws with matplotlib: pip install 'jattn[figures]'") from _missing
+except ImportError:
+    _errors.missing("figures", "matplotlib", "figures")
 
 from jattn._picture_inputs import RunLike
 from jattn.figures._canvas import save

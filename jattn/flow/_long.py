@@ -136,10 +136,7 @@ class _Checkpoints:
         try:
             import orbax.checkpoint as ocp
         except ImportError:
-            remedy = "Run: pip install 'jattn[train]'."
-            _errors.fail(
-                ImportError, "run_in_parts", "orbax must be there to keep a folder", remedy, orbax="not installed"
-            )
+            _errors.missing("run_in_parts", "orbax", "train")
         self._ocp, self._told = ocp, json.loads(json.dumps(told))
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         self._manager = ocp.CheckpointManager(Path(folder).absolute(), options=options)

@@ -23,8 +23,7 @@ def host(name: str) -> Any:
     """The library of that name, or an ImportError that says how to get it."""
     root = name.split(".")[0]
     if importlib.util.find_spec(root) is None:
-        must = f"{root} must be installed for jattn.hosts.{root}"
-        _errors.fail(ImportError, "hosts", must, "Run pip install 'jattn[hosts]'.", **{root: "not found"})
+        _errors.missing("hosts", root, "hosts")
     return importlib.import_module(name)
 
 

@@ -63,5 +63,4 @@ def oracle(caller: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        remedy = "Install it: pip install 'jattn[lab]'."
-        _errors.fail(ModuleNotFoundError, caller, f"its oracle {module} must be installed", remedy, module="none")
+        _errors.missing(caller, module, "lab")

@@ -1,6 +1,7 @@
 """A mask written out, for eyes and for other libraries."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -43,8 +44,7 @@ def picture(
       ###·
       ####
     """
-    dense = to_dense(mask, T, T if S is None else S, q_positions=q_positions, k_positions=k_positions)
-    return _html.characters(dense)
+    return _html.characters(_dense("picture", mask, T, T if S is None else S, q_positions, k_positions))
 
 
 def to_dense(
@@ -81,13 +81,18 @@ def to_dense(
       >>> print(decode.astype(int))
       [[1 1 1 0]]
     """
+    return _dense("to_dense", mask, T, S, q_positions, k_positions)
+
+
+def _dense(caller: str, mask: Mask, T: int, S: int, q_positions: Any, k_positions: Any) -> Allowed:
+    """`to_dense`, its errors in the name of `caller`."""
     if not isinstance(mask, Mask):
         remedy = "Make one with jattn.masks, or wrap a boolean array: masks.dense(array)."
-        _errors.fail(TypeError, "to_dense", "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
-    T, S = _errors.count("to_dense", "T", T), _errors.count("to_dense", "S", S)
-    mask.validate("to_dense", T, S, not (q_positions is None and k_positions is None))
+        _errors.fail(TypeError, caller, "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
+    T, S = _errors.count(caller, "T", T), _errors.count(caller, "S", S)
+    mask.validate(caller, T, S, not (q_positions is None and k_positions is None))
     dependents = ("mask",) if mask.looks_at_positions else ()
-    q_pos, k_pos = _errors.positions("to_dense", T, S, q_positions, k_positions, dependents)
+    q_pos, k_pos = _errors.positions(caller, T, S, q_positions, k_positions, dependents)
     q_pos = jnp.arange(T, dtype=jnp.int32) if q_pos is None else q_pos
     k_pos = jnp.arange(S, dtype=jnp.int32) if k_pos is None else k_pos
     return mask.tile(Rows(0, q_pos), Rows(0, k_pos))

@@ -98,4 +98,7 @@ def number(caller: str, name: str, x: Any) -> Any:
     except (TypeError, ValueError):  # what NumPy makes no array of, or has no real number in it
         pass
     got = {name: x if isinstance(x, jax.Array | np.ndarray) else f"of type {type(x).__name__}"}
-    _errors.fail(TypeError, caller, f"{name} must be a real number", "Pass a number of Python or NumPy.", **got)
+    remedy = "Pass a number of Python or NumPy."
+    if isinstance(x, Frequencies):
+        remedy = f"A scaling is what it returns: scaling=jattn.positions.{caller}(2.0)."
+    _errors.fail(TypeError, caller, f"{name} must be a real number", remedy, **got)

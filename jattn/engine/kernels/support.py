@@ -73,7 +73,7 @@ def choose(
         return partial(PASSES[type(fun)], fun, levels, run)
     if implementation is not None:
         must, remedy = f"implementation must be able to do this call ({reason})", "Use implementation='loops'."
-        _errors.fail(ValueError, "attention", must, remedy, implementation=repr(implementation))
+        _errors.fail(ValueError, fun.plan.caller, must, remedy, implementation=repr(implementation))
     return None
 
 
