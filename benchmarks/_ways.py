@@ -30,7 +30,8 @@ class Way(NamedTuple):
 NO_WAY = {
     "masks": "EMPTY FULL PARTIAL BlockState Mask Pattern Rows Spans TileAxis block_state picture to_dense",
     "scores": "Score ScoreModifier alibi_slopes bucket",
-    "heads": "init latent_init effects agreement backward_lens Effects Agreement BackwardLens HeadScoreOptions HeadScores",
+    "heads": "init latent_init effects agreement backward_lens Effects Agreement BackwardLens HeadScores "
+    "HeadScoreOptions",
     "cache": "Cache CacheAttentionOptions Contiguous Paged Ring Store free next_positions share",
 }
 """Public names without a row: types, constants, initial parameters, and what takes no query, key or value."""

@@ -102,7 +102,7 @@ def test_the_site_says_what_a_whole_training_learned(tmp_path):
     assert float(size) == pytest.approx(r["bytes"] / 1000, abs=1)
 
 
-def test_pairs_are_counted():
+def test_the_model_of_pairs_predicts_by_what_it_counted():
     text = texts.Sentences(jnp.array([[2, 3, 2, 3, 0]]), jnp.array([4]), *[jnp.zeros(1, jnp.int32)] * 4)
     seen = model.of_pairs(text, text, 5)
     p = np.array([2.1 / 2.5, 1.1 / 1.5, 2.1 / 2.5])  # 0.1 for each of five words

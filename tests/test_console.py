@@ -253,7 +253,7 @@ def test_other_kinds_of_numbers_and_nothing_at_all():
          r"row\.pdf\. Name one of them\.$"),
     ],
 )  # fmt: skip
-def test_messages(call, error, message):
+def test_a_view_refuses_what_it_cannot_show(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

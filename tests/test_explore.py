@@ -330,7 +330,7 @@ def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):
         (["--out", "/dev/null/x.html", "--steps", "1"], "--out /dev/null/x.html: File exists. Name a file that can"),
     ],
 )  # fmt: skip
-def test_refusals(argv, message):
+def test_what_the_program_cannot_do_is_refused_and_only_what_is_at_fault_is_named(argv, message):
     with pytest.raises(cli.BadInput) as caught:
         compute(explore, *argv)
     assert message in str(caught.value)

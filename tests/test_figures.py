@@ -592,7 +592,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_refusals(call, error, message):
+def test_a_figure_refuses_what_it_cannot_draw(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

@@ -112,6 +112,6 @@ def test_of_a_pair_the_heads_are_listed_that_attend_it_most(view):
     (lambda: page.head_table({"a": np.zeros((0, 3))}), ValueError, r"^head_table: columns must hold at least one head"),
     (lambda: page.html("two", *2 * [page.head_table({"a": [1.0]})]), ValueError, "html: a page shows head_table once"),
 ])  # fmt: skip
-def test_refusals(call, error, message):
+def test_a_table_of_heads_refuses_what_it_cannot_show(call, error, message):
     with pytest.raises(error, match=message):
         call()

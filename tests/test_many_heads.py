@@ -132,7 +132,7 @@ OTHER = {
 
 @pytest.mark.structure
 @pytest.mark.parametrize("name", OTHER)
-def test_in_every_shape(name):
+def test_value_and_gradient_are_those_of_jax_nn_in_every_shape(name):
     ours, theirs = both(batch(np.float32, **OTHER[name]), is_causal="causal" in name, gradients="one" in name)
     assert_close(ours, theirs, ulps=32)
 

@@ -430,7 +430,7 @@ def test_donated_buffers_are_used():
 
 
 @structure
-def test_ahead_of_time():
+def test_what_is_lowered_and_compiled_ahead_of_time_gives_the_same():
     """eval_shape and make_jaxpr compute nothing; what lower and compile make runs, and says what it costs."""
     x = arguments()
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), x)

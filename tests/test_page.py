@@ -652,7 +652,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_refusals(call, error, message):
+def test_a_part_of_a_page_refuses_what_it_cannot_show(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message

@@ -161,7 +161,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_refusals(call, error, message):
+def test_a_page_of_blocks_refuses_what_it_cannot_show(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message

@@ -146,7 +146,7 @@ CHECKS = {f.__name__: f for f in (check_steps, check_labels, check_words, check_
 
 
 @of_each("check", CHECKS, in_firefox=["check_words", "check_requests"])
-def test_the_page(visit, check):
+def test_the_page_of_a_model_shows_what_it_computes(visit, check):
     view = visit()
     CHECKS[check](view)
     assert view.seen == []
@@ -259,7 +259,7 @@ def test_axe_finds_nothing(visit, scheme):
 
 
 @in_both
-def test_on_a_phone(visit):
+def test_on_a_phone_nothing_of_a_page_of_a_model_is_cut_off(visit):
     view = visit(viewport={"width": 320, "height": 640})
     press(view, "word1 the word2 the river the → word3")
     sideways = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -269,7 +269,7 @@ def test_on_a_phone(visit):
 
 
 @only_chromium  # BiDi prints, but has no view of it
-def test_on_paper(visit):
+def test_on_paper_a_page_of_a_model_has_its_report_and_no_buttons(visit):
     view = visit()
     press(view, "word1 the word2 the river the → word3")
     view.emulate_media(media="print")
@@ -342,7 +342,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_refusals(call, error, message):
+def test_a_page_of_a_model_refuses_what_it_cannot_compute(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message

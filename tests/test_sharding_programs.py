@@ -595,7 +595,7 @@ def test_a_table_toward_a_million_tokens():
     assert sharding.plan(7, 7, **odd, flops_per_second=1e9, bandwidth=1e9).choice == "none"
 
 
-def test_zigzag_and_back():
+def test_unzigzag_undoes_zigzag():
     x = np.arange(48).reshape(2, 24)
     assert (sharding.unzigzag(sharding.zigzag(x, 4, axis=1), 4, axis=1) == x).all()
     assert (sharding.zigzag(jnp.asarray(x), 4, axis=-1) == sharding.zigzag(x, 4, axis=1)).all()

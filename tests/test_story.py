@@ -160,7 +160,7 @@ CHECKS = {f.__name__: f for f in (check_steps, check_keys, check_read, check_sho
 
 
 @of_each("check", CHECKS, in_firefox=["check_keys", "check_shown"])
-def test_the_story(visit, check):
+def test_each_step_of_a_story_can_be_read_and_reached(visit, check):
     view = visit()
     CHECKS[check](view)
     assert view.seen == []
@@ -342,7 +342,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_refusals(call, error, message):
+def test_a_story_refuses_what_it_cannot_tell(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message
