@@ -48,6 +48,8 @@ def heatmap(
       TypeError: `weights` is not an array of real numbers, or `digits` is not a whole number.
       ValueError: `weights` has not T rows and S columns.
 
+    Memory: that of its text.
+
     Example:
       >>> from rich.console import Console
       >>> from jattn import console
@@ -98,6 +100,8 @@ def vectors(
       TypeError: `x` is not an array of real numbers.
       ValueError: `x` has not one row for each label, or not one column for each of `columns`.
 
+    Memory: that of its text.
+
     Example:
       >>> from rich.console import Console
       >>> from jattn import console
@@ -140,6 +144,8 @@ def bars(
     Raises:
       TypeError: `weights` is not an array of real numbers.
       ValueError: `weights` has not one entry for each label.
+
+    Memory: that of its text.
 
     Example:
       >>> from rich.console import Console

@@ -48,6 +48,8 @@ def ranked(
     Raises:
       ValueError: `weights` has other axes, or there are more or fewer names than queries and keys.
 
+    Memory: that of its text.
+
     Example:
       >>> from rich.console import Console
       >>> from jattn import console
@@ -98,6 +100,8 @@ def arrows(
     Raises:
       TypeError: `places` is no mapping. ValueError: a shape does not fit, a number is not finite, `x` or `y` does
         not increase, or there are more than 26 places.
+
+    Memory: that of its text.
 
     Example:
       >>> from rich.console import Console
@@ -164,6 +168,8 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
 
     Raises:
       TypeError: `series` holds nothing by name, or `digits` is not a whole number.
+
+    Memory: that of its text.
 
     Example:
       >>> from rich.console import Console
@@ -233,6 +239,8 @@ def why(
     Raises:
       ValueError: a shape does not fit, or a number is not finite. TypeError: `digits` is not a whole number.
 
+    Memory: that of its text.
+
     Example:
       >>> from rich.console import Console
       >>> from jattn import console
@@ -282,6 +290,8 @@ def tiles(block_states: NumPyArrayLike, *, title: str | None = None, width: int 
     Raises:
       ValueError: `block_states` has other axes or holds something else.
 
+    Memory: that of its text.
+
     Example:
       >>> from rich.console import Console
       >>> from jattn import console
@@ -322,6 +332,8 @@ def conserved(
 
     Raises:
       TypeError: it is no such mapping. ValueError: two shapes do not agree.
+
+    Memory: that of its text.
 
     Example:
       >>> from rich.console import Console

@@ -49,6 +49,8 @@ def latent_init(
       TypeError: a size is not a whole number, or the dtype not floating point.
       ValueError: a size is below 1, or head_dim or rope_dim below 0.
 
+    Memory: that of the parameters.
+
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
 
     Example:
@@ -99,6 +101,8 @@ def latents(
     Raises:
       TypeError: params are no mapping, or rope is no function.
       ValueError: x is not [T, E], E as wide as params take; or params lack a matrix or do not fit one another.
+
+    Memory: T·(H·(D + R) + C + R) numbers.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", eq. 37 to 43.
 

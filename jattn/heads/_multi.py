@@ -62,6 +62,8 @@ def init(
       ValueError: a size is less than 1; kv_heads does not divide heads; heads does not divide width and head_dim is
         not given; or qk_norm is none of these.
 
+    Memory: that of the parameters.
+
     Source: LeCun et al. 1998, "Efficient BackProp", section 4.6, for the variance.
 
     Example:
@@ -196,6 +198,8 @@ def project(
       TypeError: params are no mapping, or rope is no function.
       ValueError: params lack a matrix or do not fit x, the context, or one another.
 
+    Memory: H·T·D + Hkv·S·(D + Dv) numbers.
+
     Source: Vaswani et al. 2017, section 3.2.2.
 
     Example:
@@ -287,6 +291,8 @@ def grouped(
     Raises:
       TypeError, ValueError: as `attention`; or the heads do not fit.
 
+    Memory: linear in T and S, as `attention`; no key/value head is repeated.
+
     Source: Ainslie et al. 2023, "GQA", section 2.2.
 
     Example:
@@ -320,6 +326,8 @@ def output(params: Params, out: Float[AnyArray, "H T Dv"], x: Float[ArrayLike, "
 
     Raises:
       TypeError, ValueError: params are no mapping, lack `out`, or do not fit out, x, or one another.
+
+    Memory: T·E numbers, and H·T·Dv of `out` beside its gate.
 
     Source: Vaswani et al. 2017, section 3.2.2.
 

@@ -24,6 +24,8 @@ def rms_norm(x: Float[ArrayLike, "*B D"], weight: Float[ArrayLike, " D"], *, eps
       TypeError: x is not floating point.
       ValueError: x has no axis, or weight is not [D].
 
+    Memory: that of x, in float32 or wider while it is computed.
+
     Source: Zhang and Sennrich 2019, "Root mean square layer normalization", eq. 4.
 
     Example:

@@ -106,6 +106,8 @@ def chunked(size: int) -> Mask:
       TypeError: the size is not a whole number.
       ValueError: it is less than 1.
 
+    Memory: that of its numbers: no pair is written out.
+
     Source: Parmar et al. 2018, "Image transformer", section 3.3, where the blocks are chunks of this kind.
 
     Example:

@@ -125,6 +125,8 @@ def causal() -> Mask:
     Returns:
       A mask. With T ≠ S the caller says how the rows align, by `q_positions` and `k_positions`.
 
+    Memory: that of its numbers: no pair is written out.
+
     Source: Vaswani et al. 2017, "Attention is all you need", section 3.2.3.
 
     Example:
@@ -151,6 +153,8 @@ def window(left: int | None = None, right: int | None = None) -> Mask:
     Raises:
       TypeError: a bound is not a whole number.
       ValueError: a bound is negative, or neither is given.
+
+    Memory: that of its numbers: no pair is written out.
 
     Source: Beltagy et al. 2020, "Longformer", section 3.1.
 
@@ -185,6 +189,8 @@ def prefix(n: Integer[ArrayLike, ""]) -> Mask:
       TypeError: n is not a whole number.
       ValueError: n is not a scalar, or is a number below 0.
 
+    Memory: that of its numbers: no pair is written out.
+
     Source: Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.2.1.
 
     Example:
@@ -216,6 +222,8 @@ def sinks(n: Integer[ArrayLike, ""]) -> Mask:
       TypeError: n is not a whole number.
       ValueError: n is not a scalar, or is a number below 0.
 
+    Memory: that of its numbers: no pair is written out.
+
     Source: Xiao et al. 2023, "Efficient streaming language models with attention sinks", section 3.2.
 
     Example:
@@ -236,6 +244,8 @@ def full() -> Mask:
     Returns:
       A mask: what `&` leaves as it is.
 
+    Memory: that of its numbers: no pair is written out.
+
     Example:
       >>> from jattn import masks
       >>> print(masks.picture(masks.full(), 2, 4))
@@ -250,6 +260,8 @@ def empty() -> Mask:
 
     Returns:
       A mask: what `|` leaves as it is.
+
+    Memory: that of its numbers: no pair is written out.
 
     Example:
       >>> from jattn import masks

@@ -244,6 +244,8 @@ def lengths(q: Integer[ArrayLike, ""] | None = None, k: Integer[ArrayLike, ""] |
       TypeError: a length is not a scalar integer.
       ValueError: neither is given.
 
+    Memory: that of its numbers: no pair is written out.
+
     Example:
       >>> from jattn import masks
       >>> print(masks.picture(masks.lengths(q=2, k=3), 3, 5))

@@ -150,6 +150,8 @@ def neighbourhood(
         not causal, or one of the numbers is out of its range. That it is the array of all T = S tokens is checked
         where the mask is used without positions.
 
+    Memory: that of its numbers: no pair is written out.
+
     Source: Hassani et al. 2023, "Neighborhood attention transformer", section 3.1; Hassani and Shi 2022, "Dilated
       neighborhood attention transformer", section 3.1; Hassani et al. 2024, "Faster neighborhood attention", for
       causal axes. NATTEN is theirs.

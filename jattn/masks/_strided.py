@@ -66,6 +66,8 @@ def dilated(stride: int) -> Mask:
       TypeError: the stride is not a whole number.
       ValueError: it is less than 1.
 
+    Memory: that of its numbers: no pair is written out.
+
     Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.3, the strided pattern.
 
     Example:
@@ -96,6 +98,8 @@ def strided(stride: int, local: int | None = None) -> Mask:
     Raises:
       TypeError: the stride or `local` is not a whole number.
       ValueError: the stride is less than 1, or `local` is negative.
+
+    Memory: that of its numbers: no pair is written out.
 
     Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.3, the strided pattern.
 

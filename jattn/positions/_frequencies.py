@@ -45,6 +45,8 @@ def frequencies(width: int, *, base: float = 10_000.0, scaling: Scaling | None =
       ValueError: width is odd; base is not above 1, or not finite; or the scaling returns another number of
         frequencies.
 
+    Memory: R/2 numbers.
+
     Source: Su et al. 2021, "RoFormer", section 3.2.2.
 
     Example:

@@ -55,6 +55,8 @@ def compose(*scalings: Scaling) -> Scaling:
     Raises:
       TypeError: one of them is not a function.
 
+    Memory: a number for each pair of columns, where it is applied.
+
     Example:
       >>> from jattn.positions import compose, frequencies, linear
       >>> frequencies(2, scaling=compose(linear(2.0), linear(4.0))).inv.tolist()
@@ -81,6 +83,8 @@ def linear(factor: Factor) -> Scaling:
     Raises:
       TypeError: an argument is not a number.
       ValueError: the factor is known and not above 0, or not finite.
+
+    Memory: a number for each pair of columns, where it is applied.
 
     Source: Chen et al. 2023, "Extending context window of large language models via position interpolation", eq. 4.
 
@@ -111,6 +115,8 @@ def ntk(factor: Factor) -> Scaling:
     Raises:
       TypeError: an argument is not a number.
       ValueError: the factor is known and not above 0, or not finite.
+
+    Memory: a number for each pair of columns, where it is applied.
 
     Source: Peng et al. 2023, "YaRN", section 3.1, definition 1.
 
@@ -147,6 +153,8 @@ def dynamic_ntk(factor: float, *, original: int, length: int | Integer[Array, ""
     Raises:
       TypeError: an argument is not a number.
       ValueError: the factor or `original` is known and not above 0, or not finite.
+
+    Memory: a number for each pair of columns, where it is applied.
 
     Source: Peng et al. 2023, "YaRN", section 3.3.
 
@@ -194,6 +202,8 @@ def yarn(
       TypeError: an argument is not a number.
       ValueError: the factor, `original` or `slow` is not above 0, or `fast` not above `slow`; or one is not finite.
 
+    Memory: a number for each pair of columns, where it is applied.
+
     Source: Peng et al. 2023, "YaRN", sections 3.2 and 3.4.
 
     Example:
@@ -240,6 +250,8 @@ def llama3(factor: float, *, original: int, low: float = 1.0, high: float = 4.0)
       TypeError: an argument is not a number.
       ValueError: the factor or `original` is not above 0, or `high` not above `low`; or one is not finite.
 
+    Memory: a number for each pair of columns, where it is applied.
+
     Source: Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2; the formula as released for Llama 3.1.
 
     Example:
@@ -284,6 +296,8 @@ def longrope(
       TypeError: an argument is not a number.
       ValueError: the factor or a divisor is not above 0, or `original` not above 1; or one is not finite. Where it is
         used: there are not R/2 divisors.
+
+    Memory: a number for each pair of columns, where it is applied.
 
     Source: Ding et al. 2024, "LongRoPE", section 3; Abdin et al. 2024, "Phi-3", section 2.
 

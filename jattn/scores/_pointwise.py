@@ -140,6 +140,8 @@ def soft_cap(cap: Float[ArrayLike, ""]) -> Score:
       TypeError: the cap is not a real scalar.
       ValueError: it is 0 or less, or not finite (of a traced one that is not asked).
 
+    Memory: one number.
+
     Source: Gemma Team 2024, "Gemma 2", section 2.
 
     Example:
@@ -165,6 +167,8 @@ def temperature(tau: Float[ArrayLike, ""]) -> Score:
       TypeError: tau is not a real scalar.
       ValueError: it is 0 or less, or not finite (of a traced one that is not asked).
 
+    Memory: one number.
+
     Source: Hinton et al. 2015, "Distilling the knowledge in a neural network", eq. 1.
 
     Example:
@@ -186,6 +190,8 @@ def alibi(slope: Float[ArrayLike, ""]) -> Score:
 
     Raises:
       TypeError: the slope is not a real scalar.
+
+    Memory: one number.
 
     Source: Press et al. 2022, "Train short, test long", section 3.
 
@@ -213,6 +219,8 @@ def alibi_slopes(heads: int) -> Float[Array, " H"]:
     Raises:
       TypeError: H is not a whole number.
       ValueError: it is less than 1.
+
+    Memory: H numbers.
 
     Source: Press et al. 2022, "Train short, test long", section 3 and the code that it refers to.
 
@@ -243,6 +251,8 @@ def compose(*scores: ScoreModifier) -> ScoreModifier:
 
     Raises:
       TypeError: one of them is not a function of three scalars.
+
+    Memory: that of its parts.
 
     Example:
       >>> from jattn import scores

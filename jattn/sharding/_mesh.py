@@ -280,6 +280,8 @@ def zigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
       TypeError: x is not an array, or a number is not a whole one.
       ValueError: the length is not a multiple of 2P, or x has not that axis.
 
+    Memory: that of x.
+
     Source: Zhu 2024, ring-flash-attention; Llama Team 2024, section 3.3.2.
 
     Example:
@@ -301,6 +303,8 @@ def unzigzag(x: RowsOf, devices: int, *, axis: int = 0) -> RowsOf:
 
     Raises:
       TypeError, ValueError: as `zigzag`.
+
+    Memory: that of x.
 
     Example:
       >>> import numpy as np, jattn
