@@ -511,6 +511,64 @@ def test_operands_lie_as_a_tpu_keeps_them(D, shape, kernels_that_are_lowered):
         assert set(wide) == {shape}
 
 
+HIGHEST, LOWEST = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
+
+
+def precisions(jaxpr):
+    """Those of all products of matrices, in whatever is nested in it."""
+    found = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            found |= {*(eqn.params["precision"] or (LOWEST,))}
+        found = found.union(*map(precisions, within(eqn)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("precision", "taken"),
+    [
+        (None, LOWEST),
+        ("default", LOWEST),
+        ("bfloat16", LOWEST),
+        ("BF16_BF16_F32", LOWEST),
+        ("high", HIGHEST),
+        ("tensorfloat32", HIGHEST),
+        ("BF16_BF16_F32_X3", HIGHEST),
+        ("highest", HIGHEST),
+        ("F32_F32_F32", HIGHEST),
+    ],
+)
+def test_a_kernel_of_the_tpu_has_no_lower_precision_than_is_asked_for(precision, taken, kernels_that_are_lowered):
+    """Its compiler knows the lowest and the highest on every JAX, and no algorithm by its name."""
+    loss = jax.jit(jax.grad(lambda *x: jnp.sum(jattn.attention(*x)), (0, 1, 2)))
+    with jax.default_matmul_precision(precision):
+        assert kernels_in(loss.trace(*head(T=256, S=256)).lower(lowering_platforms=("tpu",))) == 3
+    assert [precisions(jaxpr) for jaxpr in kernels_that_are_lowered] == [{taken}] * 3
+
+
+@pytest.mark.parametrize(("set_there", "taken"), [("default", LOWEST), ("highest", HIGHEST)])
+def test_products_have_the_precision_that_was_set_where_attention_was_called(
+    set_there, taken, kernels_that_are_lowered
+):
+    """A program is lowered when the block that set it has been left, and its gradient is taken beyond it too."""
+
+    def heads(how):
+        def f(*x):
+            with jax.default_matmul_precision(set_there):
+                return jax.vmap(lambda *x: jattn.attention(*x, implementation=how))(*x)
+
+        return jax.jit(jax.grad(lambda *x: jnp.sum(f(*x)), (0, 1, 2)))
+
+    x = [jax.ShapeDtypeStruct((2, 256, 64), jnp.float32)] * 3
+    with jax.default_matmul_precision("highest" if set_there == "default" else "default"):
+        assert kernels_in(heads(None).trace(*x).lower(lowering_platforms=("tpu",))) == 3
+        text = heads("loops").trace(*x).lower(lowering_platforms=("tpu",)).as_text()
+    assert [precisions(jaxpr) for jaxpr in kernels_that_are_lowered] == [{taken}] * 3
+    products = text.count("stablehlo.dot_general")
+    assert products >= 7
+    assert text.count(f"precision = [{taken.name}, {taken.name}]") == products
+
+
 @pytest.mark.structure
 def test_with_x64_the_kernels_are_the_loops_without():
     without, x = with_x64("everything of float64", "loops")

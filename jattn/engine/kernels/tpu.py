@@ -106,7 +106,7 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
         pl.when(b == grid.steps[2] - 1)(finish)
 
     def traced(*refs: Any) -> None:
-        with in_kernel():
+        with in_kernel(), jax.default_matmul_precision(products_in()):
             body(*refs)
 
     # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
@@ -142,6 +142,18 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
     )
     pairs = zip(found, out, kernel.outputs, strict=True)
     return [x if leaf.role == y.role else x.swapaxes(1, 2) for x, leaf, y in pairs]
+
+
+def products_in() -> str | None:
+    """The precision of products that a kernel is asked for: the one that is set, or the next higher that Mosaic takes.
+
+    That of jax 0.10 takes the lowest and the highest alone, and none takes an algorithm by its name.
+    """
+    config: Any = jax.config
+    precision: str | None = config.jax_default_matmul_precision
+    if precision in (None, "default", "bfloat16", "BF16_BF16_F32"):
+        return "default"
+    return "highest"
 
 
 def lies_across(role: str, shape: Sequence[int]) -> bool:
