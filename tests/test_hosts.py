@@ -197,6 +197,17 @@ def test_flax_in_low_precision_and_other_shapes():
     assert attention_fn(query, key, value, dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_the_precision_that_flax_asks_for_is_that_of_the_products(precision):
+    from jattn.hosts.flax import attention_fn
+
+    f = jax.jit(partial(attention_fn, precision=precision))
+    with jax.default_matmul_precision("highest" if precision == "default" else "default"):
+        text = f.lower(*normal(3, 2, 40, H, D, dtype=np.float32)).as_text()
+    name = precision.upper()
+    assert text.count(f"precision = [{name}, {name}]") == text.count("stablehlo.dot_general") > 0
+
+
 @pytest.mark.parametrize("how", ["plain", "dropped alike", "measured"])
 @pytest.mark.parametrize(("batch", "t", "s"), [((0,), T, S), ((2, 2), 0, S), ((), T, 0)])
 def test_without_examples_queries_or_keys_flax_gets_nothing_or_zeros(batch, t, s, how):

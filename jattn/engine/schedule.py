@@ -32,6 +32,10 @@ class PlannedFunction(BatchedFunction):
     def platform(self) -> str:
         return self.plan.platform
 
+    @property
+    def precision(self) -> str | None:
+        return self.plan.precision
+
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, plan=self.plan.for_platform(platform))
 

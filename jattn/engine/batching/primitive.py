@@ -77,6 +77,14 @@ class BatchedFunction:
         """Whether it communicates with other devices. One that does not is traced as if there were none."""
         return False
 
+    @property
+    def precision(self) -> str | None:
+        """That of its products, as `jax.default_matmul_precision` has it: of where it is lowered, unless a class knows
+        where it was called."""
+        config: Any = jax.config
+        found: str | None = config.jax_default_matmul_precision
+        return found
+
     def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
         """How it is mapped, given how many operands it has, and how many of its outputs are asked about."""
         return BatchLevels((), ((),) * operands, ((),) * outputs)
@@ -286,7 +294,13 @@ def _unbatched_type(aval: Any) -> Any:
 
 
 def lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
-    fun = fun.for_platform(platform)
+    """The call as a program, its products in the precision that was set where it was called: a program is lowered when
+    the block that set one has been left."""
+    with jax.default_matmul_precision(fun.precision):
+        return _lower(ctx, *xs, fun=fun.for_platform(platform), platform=platform)
+
+
+def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
     if not fun.collective:
         avals_in, avals_out = (list(map(_unbatched_type, avals)) for avals in (ctx.avals_in, ctx.avals_out))
         ctx = ctx.replace(avals_in=avals_in, avals_out=avals_out)
@@ -348,6 +362,10 @@ class _Derived(BatchedFunction):
     @property
     def collective(self) -> bool:
         return self.fun.collective
+
+    @property
+    def precision(self) -> str | None:
+        return self.fun.precision
 
 
 @dataclasses.dataclass(frozen=True)

@@ -174,6 +174,10 @@ class Vmapped(BatchedFunction):
         return self.fun.collective
 
     @property
+    def precision(self) -> str | None:
+        return self.fun.precision
+
+    @property
     def checkpoint_names(self) -> tuple[str, ...]:
         return self.fun.checkpoint_names
 
