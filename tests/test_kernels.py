@@ -696,6 +696,37 @@ def test_a_kernel_that_is_asked_for_and_not_there_is_refused_with_the_reason(nam
     assert said in str(e.value)
 
 
+@pytest.mark.parametrize(("heads", "kernel"), [(2380 * 32, True), (2400 * 32, False), (2**17, False)])
+def test_more_heads_than_its_memory_of_scalars_holds_run_as_loops(heads, kernel):
+    """Three numbers of each lie there, as of the windows of an image: a TPU v5e, v5p and v6e compiles the first, and no
+    kernel of the last."""
+    x = [jax.ShapeDtypeStruct((heads, 49, 32), jnp.bfloat16)] * 3
+    (found,) = jattn.implementations(jax.vmap(lambda *x: jattn.attention(*x)), *x, platform="tpu")
+    assert found.kernel == kernel
+    said = f"what it is told of {heads} heads, {12 * heads + 12 >> 10} KiB, does not fit into its memory of scalars"
+    assert kernel or found.reason == said
+
+
+def test_the_scalars_of_each_head_count_beside_what_is_known_of_its_tiles():
+    def heads(dropped, own):
+        def one(q, k, v, c, key):
+            drops = {"dropout_rate": np.float32(0.1), "dropout_key": key} if dropped else {}
+            score = (lambda x, t, s: x * c + jnp.sin(c) * (t - s).astype(x.dtype)) if own else None
+            return jattn.attention(q, k, v, score=score, **drops)
+
+        return jax.vmap(one, (0, 0, 0, 0, 0))
+
+    n = 60_000
+    x = [jax.ShapeDtypeStruct((n, 49, 32), jnp.bfloat16)] * 3
+    more = jax.ShapeDtypeStruct((n,), jnp.float32), jax.eval_shape(lambda: jax.random.split(jax.random.key(0), n))
+    found = {}
+    for dropped in (False, True):
+        for own in (False, True):
+            (of_one,) = jattn.implementations(heads(dropped, own), *x, *more, platform="tpu")
+            found[dropped, own] = of_one.kernel
+    assert found == {(False, False): True, (True, False): False, (False, True): False, (True, True): False}
+
+
 def test_float64_and_lengths_that_are_symbols_run_as_loops(x64):
     f = lambda *x: jattn.attention(*x)  # noqa: E731
     (found,) = jattn.implementations(f, *head(dtype=jnp.float64), platform="tpu")

@@ -123,6 +123,9 @@ KERNEL_MOST_WIDTH = 256
 KERNEL_SCHEDULE_BYTES = 2**18
 """Bytes of the schedule of a kernel: it lies in the memory of scalars, of which a core has 1 MiB."""
 
+KERNEL_SCALAR_BYTES = 7 * 2**17
+"""Bytes of all that lies there: an eighth is left for what the compiler keeps of its own."""
+
 
 GPU_GENERATION = 9
 """The compute capability of the NVIDIA GPUs that the kernels were run on, and are taken on unasked: H100 and H200."""

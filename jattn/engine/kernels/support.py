@@ -122,6 +122,8 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any], *, 
     own = [jax.ShapeDtypeStruct(a.shape[len(axes) :], a.dtype) for a, axes in zip(avals, levels.operands, strict=True)]
     x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
     found = of_sizes(plan, x, levels) or of_options(plan, x)
+    if found is None and platform == "tpu":
+        found = of_tpu_scalars(fun, x, levels)
     if found is None and isinstance(fun, Backward):
         found = of_bias_gradient(fun, plan, x, levels)
     if found is None and isinstance(fun, DerivativePass):
@@ -181,6 +183,24 @@ def of_tpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
     if size > tuning.KERNEL_SCHEDULE_BYTES:
         return f"the block states of {tiles} do not fit into its memory of scalars"
     return None
+
+
+def of_tpu_scalars(fun: PlannedFunction, x: Operands, levels: BatchLevels) -> str | None:
+    """Of what lies in the memory of scalars: two numbers for each tile of the schedule, one for each tile of q, of k
+    and of v (`Call.nonfinite_tiles`), and the scalars of each head, with their tangents."""
+    plan, heads = kernel_plan(fun.plan, x, BACKWARD_KV), math.prod(levels.sizes)
+    leaves = jax.tree.leaves(x)
+    counts = [math.prod(levels.sizes[level] for level in own) for own in levels.operands[: len(leaves)]]
+    of: Operands = jax.tree.unflatten(fun.tree, counts)
+    numbers = heads * plan.q_tiles + (of.k + of.v) * plan.k_tiles
+    each = 2  # a number and its tangent, or the two words of a key
+    numbers += sum(each * n for leaf, n in zip(leaves, counts, strict=True) if leaf.ndim == 0)
+    if has_values(plan.score):
+        numbers += each * plan.score.roles.count("") * max(of.captured, default=1)
+    size = 2 * schedule_bytes(plan, x, levels, 4)[0] + 4 * numbers
+    if size <= tuning.KERNEL_SCALAR_BYTES:
+        return None
+    return f"what it is told of {heads} heads, {size >> 10} KiB, does not fit into its memory of scalars"
 
 
 def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
