@@ -139,6 +139,27 @@ def test_heads_that_share_their_keys_and_rows_of_their_own_lengths(interpreted):
         assert (np.abs(g - w) <= np.abs(w) * 2**-7 + CLOSE * max(1, np.abs(w).max())).all()
 
 
+@pytest.mark.parametrize(
+    ("T", "S", "heads", "kernel"),
+    [
+        (2**16, 2**15, None, True),
+        (2**16, 2**15 + 1, None, False),
+        (2**16, 49152, None, False),
+        (2**13, 2**12, 64, True),
+        (2**13, 2**13, 64, False),
+    ],
+)
+def test_a_dense_mask_of_more_pairs_than_an_int32_counts_runs_as_loops(T, S, heads, kernel):
+    """Pallas finds its entries by an int32 up to 2³² bytes of it: those beyond 2³¹ would lie before its beginning."""
+    lead = () if heads is None else (heads,)
+    q, k = (jax.ShapeDtypeStruct((*lead, n, 64), jnp.bfloat16) for n in (T, S))
+    x = q, k, k, jax.ShapeDtypeStruct((*lead, T, S), bool)
+    f = lambda q, k, v, m: jattn.attention(q, k, v, mask=masks.dense(m), implementation="kernel")  # noqa: E731
+    found = jattn.implementations(f if heads is None else jax.vmap(f), *x, platform="gpu")
+    refused = ["entries of one byte each has more than" in str(one.reason) for one in found]
+    assert refused == [not kernel]
+
+
 @pytest.mark.structure
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_whether_a_cotangent_fits_into_16_bits_is_asked_of_its_bits(dtype):

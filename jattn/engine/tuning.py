@@ -201,6 +201,10 @@ GPU_SCHEDULE_BYTES = 2**26
 """Bytes of the list of tiles to visit, in global memory: little beside the operands of a call that has so many."""
 
 
+GPU_ENTRIES_OF_A_BYTE = 2**31
+"""The most entries of an array of booleans or of floats of 8 bits. Pallas finds an entry by an int32 up to 2³² bytes,
+and by an int64 beyond: of wider numbers these are no more than an int32 counts."""
+
 GPU_PROGRAMS = 2**9
 """So many programs keep its multiprocessors busy, of which an H200 has 132: where there would be fewer, the kernel of a
 table's gradient takes the heads that share the table apart, and they are added up later. Not measured."""

@@ -209,7 +209,17 @@ def of_gpu_sizes(plan: Plan, x: Operands, levels: BatchLevels) -> str | None:
     for width in (x.q.shape[1], x.v.shape[1]):
         if width not in tuning.GPU_WIDTHS:
             return f"a head of width {width} is not one of 16, 32, 64 and 128"
+    for leaf, own in zip(jax.tree.leaves(x), levels.operands, strict=False):
+        entries = math.prod(levels.sizes[level] for level in own) * math.prod(map(_in_tiles, leaf.shape))
+        if leaf.dtype.itemsize == 1 and entries > tuning.GPU_ENTRIES_OF_A_BYTE:
+            return f"an array of {entries} entries of one byte each has more than the kernel finds by 32 bits"
     return of_gpu_schedule(plan, x, levels)
+
+
+def _in_tiles(n: int) -> int:
+    """So many rows in whole tiles of the largest size; one row for all is not repeated."""
+    most = max(tuning.GPU_TILE_SIZES)
+    return n if n == 1 else -(-n // most) * most
 
 
 def of_gpu_schedule(plan: Plan, x: Operands, levels: BatchLevels, kernel: str = BACKWARD_KV) -> str | None:
