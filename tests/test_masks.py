@@ -1,6 +1,7 @@
 """Masks are an algebra of booleans that nobody has to write out, and values that pass through transforms."""
 
 import copy
+import dataclasses
 import functools
 import pickle
 
@@ -251,6 +252,37 @@ def test_different_masks_have_different_structures():
     for mask in (a & b, a | b, one, two):
         want = definition(masks.to_dense(mask, T, T))
         np.testing.assert_allclose(jattn.attention(*x, mask=mask), want, atol=1e-5)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["of_q", "of_k", "of_pairs"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class OfRows(masks.Mask):
+    """A class of a user's own that has an entry for each query, for each key, and for each pair."""
+
+    of_q: jax.Array
+    of_k: jax.Array
+    of_pairs: jax.Array
+
+    def pairs(self, q, k):
+        return (self.of_q <= self.of_k) & self.of_pairs
+
+    def leaf_axes(self):
+        return ["q", "k", "qk"]
+
+
+@pytest.mark.parametrize("tile", [(16, 16), (32, 16), None])
+def test_a_class_of_a_users_own_has_its_own_entry_for_each_row_where_the_last_tile_is_padded(tile):
+    T, S = 37, 21
+    rng = np.random.default_rng(0)
+    mask = OfRows(rng.integers(0, 4, T), rng.integers(0, 4, S), rng.random((T, S)) < 0.7)
+    allowed = (mask.of_q[:, None] <= mask.of_k[None]) & mask.of_pairs
+    q, k, v = (jnp.asarray(rng.standard_normal((n, 4)), jnp.float32) for n in (T, S, S))
+    for one, want in ((mask, allowed), (~mask, ~allowed), (mask & masks.full(), allowed)):
+        ours = jax.vjp(lambda *x: jattn.attention(*x, mask=one, tile=tile), q, k, v)  # noqa: B023
+        definition = jax.vjp(lambda *x: reference.attention(*x, mask=want)[0], q, k, v)  # noqa: B023
+        np.testing.assert_allclose(ours[0], definition[0], atol=1e-5)
+        for got, gradient in zip(ours[1](ours[0]), definition[1](ours[0]), strict=True):
+            np.testing.assert_allclose(got, gradient, atol=1e-5)
 
 
 def test_classes_of_a_users_own_are_told_apart():

@@ -45,6 +45,21 @@ class Remainders(masks.Mask):
         return (q.positions - k.positions) % 4
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Flagged(masks.Mask):
+    """A class that holds one array of entries a row, and says how many it holds."""
+
+    flags: jax.Array
+    axes: tuple[str, ...] = dataclasses.field(default=("q",), metadata={"static": True})
+
+    def pairs(self, q, k):
+        return self.flags
+
+    def leaf_axes(self):
+        return list(self.axes)
+
+
 class Unknown(masks.Mask):
     """A class that is no pytree."""
 
@@ -307,6 +322,9 @@ TABLE = [
     (lambda: ones(T, S, dtype=bool) | masks.causal(), TypeError, "mask: both sides of | must be masks, got other of type ndarray. Wrap a boolean array first: masks.dense(array)."),
     (lambda: masks.causal() & (lambda t, s: t > s), TypeError, "mask: both sides of & must be masks, got other of type function. Wrap a function first: masks.where(f)."),
     (lambda: masks.to_dense(~Remainders(), T, S), TypeError, "mask: pairs of Remainders must return booleans that broadcast to a tile, got pairs returning int32[13, 17]. Compare numbers, as in q.positions >= k.positions; the tile is [13, 17] here."),
+    (attend(mask=~Flagged(ones(S))), ValueError, f"attention: flags of Flagged must have the shape [T], got flags [{S}]. Give each axis its full length or 1: [T] is [{T}] here."),
+    (lambda: masks.to_dense(Flagged(ones(T), ("qk",)), T, S), ValueError, f"to_dense: flags of Flagged must have the shape [T, S], got flags [{T}]. Give each axis its full length or 1: [T, S] is [{T}, {S}] here."),
+    (attend(mask=Flagged(ones(T), ("q", "k"))), ValueError, 'attention: leaf_axes of Flagged must name axes for each of its arrays, got leaf_axes of 2 for 1. Return "q", "k", "qk" or "" for each, in the order of jax.tree.leaves.'),
     (lambda: masks.to_dense(masks.Mask(), T, S), TypeError, "mask: a class of masks must define pairs(self, q, k), got mask of type Mask. Return the booleans of one tile, as in q.positions >= k.positions."),
     (lambda: scores.Score()(1.0, 0, 0), TypeError, "score: a class of scores must define __call__(self, score, t, s), got score of type Score. Return the new score, of one number and two positions or of a tile of them."),
     (lambda: masks.causal() | None, TypeError, "mask: both sides of | must be masks, got other of type NoneType. Wrap a boolean array first: masks.dense(array)."),

@@ -55,8 +55,9 @@ class Mask:
     """Which pairs of a query and a key are allowed; closed under `&`, `|`, `~`.
 
     A class of one's own has `pairs`, which returns booleans; says `looks_at_positions = True` if it compares positions
-    of queries with those of keys; and is a pytree: where it is hashable by `jax.tree_util.register_static`, where it is
-    a frozen dataclass that holds arrays by `jax.tree_util.register_dataclass`.
+    of queries with those of keys; has `leaf_axes` if an array that it holds has an entry a row; and is a pytree: where
+    it is hashable by `jax.tree_util.register_static`, where it is a frozen dataclass that holds arrays by
+    `jax.tree_util.register_dataclass`.
     """
 
     looks_at_positions: bool = False
@@ -104,10 +105,22 @@ class Mask:
 
         `placed` tells whether positions were given; else each row stands at its number.
         """
+        _fits_rows(caller, self.split_qk(), T, S)
 
     def padded(self, T: int, S: int) -> "Mask":
-        """The same mask over T queries and S keys; no pair of the new rows is allowed that must not be."""
-        return self
+        """The same mask over T queries and S keys, after `split_qk`: what has an entry a row repeats the last.
+
+        Which pairs of the new rows are allowed is asked of no mask.
+        """
+        sizes = {"q": T, "k": S}
+
+        def more(x: Any, axes: str) -> Any:
+            widths = [(0, 0 if n == 1 else sizes[axis] - n) for axis, n in zip(axes, jnp.shape(x), strict=False)]
+            return jnp.pad(x, widths, mode="edge") if any(n for _, n in widths) else x
+
+        leaves, tree = jax.tree.flatten(self)
+        found: Mask = jax.tree.unflatten(tree, map(more, leaves, self.leaf_axes())) if leaves else self
+        return found
 
     def map_leaves(self, f: Callable[["Mask"], "Mask"]) -> "Mask":
         """The mask with `f` of each mask that it is composed of; else `f` of it."""
@@ -201,6 +214,25 @@ class Mask:
             f"mask: a mask has no truth value, got {self!r}. "
             "Combine masks with & | ~ (not with and, or, not), and compare with `mask is None`."
         )
+
+
+def _fits_rows(caller: str, mask: Mask, T: int, S: int) -> None:
+    """Refuses a mask, after `split_qk`, whose arrays have not an entry for each row that `leaf_axes` says, or one."""
+    leaves, axes, name = jax.tree_util.tree_leaves_with_path(mask), mask.leaf_axes(), type(mask).__name__
+    if any(isinstance(x, Mask) for _, x in leaves):
+        return  # of a class that is no pytree, which is refused elsewhere
+    if len(leaves) != len(axes):
+        must, got = f"leaf_axes of {name} must name axes for each of its arrays", f"of {len(axes)} for {len(leaves)}"
+        remedy = 'Return "q", "k", "qk" or "" for each, in the order of jax.tree.leaves.'
+        _errors.fail(ValueError, caller, must, remedy, leaf_axes=got)
+    for (path, x), letters in zip(leaves, axes, strict=True):
+        want = [{"q": T, "k": S}[letter] for letter in letters]
+        fits = len(want) == jnp.ndim(x) and all(n in (1, m) for n, m in zip(jnp.shape(x), want, strict=True))
+        if want and not fits:
+            shape = ", ".join(letters).replace("q", "T").replace("k", "S")
+            remedy = f"Give each axis its full length or 1: [{shape}] is [{', '.join(map(str, want))}] here."
+            field = jax.tree_util.keystr(path).lstrip(".")
+            _errors.fail(ValueError, caller, f"{field} of {name} must have the shape [{shape}]", remedy, **{field: x})
 
 
 def _mask(sign: str, x: Any) -> Mask:
