@@ -849,7 +849,7 @@ plant("a rate of dropout of NumPy that is 1 or more", "jattn/arguments/options.p
       "if _errors.known(rate) and not 0", "if isinstance(given, int | float) and not 0",
       "messages.py::test_each_refusal_is")
 plant("several keys of dropout taken for one", "jattn/arguments/options.py",
-      "jax.dtypes.prng_key) and key.ndim == 0)", "jax.dtypes.prng_key))",
+      "jax.dtypes.prng_key) and key.ndim == 0:", "jax.dtypes.prng_key):",
       "messages.py::test_each_refusal_is")
 plant("an attention factor of LongRoPE that is no number", SCALINGS,
       'number("longrope", "attention_factor", 1.0 if attention_factor is None else attention_factor)', "pass",

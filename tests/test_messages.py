@@ -223,6 +223,7 @@ TABLE = [
     (attend(dropout_rate=ones(T), dropout_key=KEY_OF), TypeError, "attention: dropout_rate must be a real scalar, got dropout_rate float32[13]. Map over several with jax.vmap."),
     (attend(dropout_rate=0.5), ValueError, f"attention: dropout_key must be given where dropout_rate is not 0, got dropout_key None. {ONE_KEY}"),
     (attend(dropout_rate=0.5, dropout_key=whole(2)), TypeError, f"attention: dropout_key must be one key, got dropout_key int32[2]. {ONE_KEY}"),
+    (attend(dropout_rate=0.5, dropout_key=np.zeros(3, np.uint32)), TypeError, f"attention: dropout_key must be one key, got dropout_key uint32[3]. {ONE_KEY}"),
     (lambda: attend(dropout_rate=0.5, dropout_key=jax.random.split(jax.random.key(0)))(), TypeError, f"attention: dropout_key must be one key, got dropout_key key<fry>[2]. {ONE_KEY}"),
     (attend(dropout_rate=0.5, dropout_key="river"), TypeError, "attention: dropout_key must be an array of numbers in one shape, got dropout_key of type str. Pass a jax or NumPy array."),
     (attend(tile=256), TypeError, f"attention: tile must be a pair of numbers of rows, got tile of type int. {TILE}"),

@@ -1,5 +1,6 @@
 """The options of one head, validated: what each error names is the caller's own argument."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -102,11 +103,13 @@ KEY_REMEDY = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
 def one_key(caller: str, key: Any) -> jax.Array:
     """The dropout_key, of either style, as a key of the new style."""
     key = _errors.array(caller, "dropout_key", key)
-    old_style = key.dtype == jnp.uint32 and key.ndim == 1
-    if not (old_style or (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0)):
-        got = {"dropout_key": f"{key.dtype}{_errors.shape(key)}"}
-        _errors.fail(TypeError, caller, "dropout_key must be one key", KEY_REMEDY, **got)
-    return jax.random.wrap_key_data(key) if old_style else key
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+        return key
+    if key.dtype == jnp.uint32 and key.ndim == 1:  # of the old style, if it has as many numbers as a key
+        with contextlib.suppress(TypeError):
+            return jax.random.wrap_key_data(key)
+    got = {"dropout_key": f"{key.dtype}{_errors.shape(key)}"}
+    _errors.fail(TypeError, caller, "dropout_key must be one key", KEY_REMEDY, **got)
 
 
 def tile(caller: str, given: Any) -> tuple[int, int] | None:
