@@ -439,3 +439,11 @@ def test_on_an_explicit_mesh_what_is_whole_is_cut_as_the_spec_says(given):
     mask = lambda: masks.segments(ids) & masks.causal()  # noqa: E731
     kind = AxisType.Explicit
     assert_close(*over_two(mask, kind, given, q_positions=ids + 1, k_positions=ids), ulps=16)
+
+
+def test_heads_that_devices_share_are_exchanged_without_jit_beside_an_explicit_axis():
+    """One key/value head for two devices, along an axis beside which the mesh has one that the spec leaves out."""
+    mesh = jax.make_mesh((1, 2), ("data", "seq"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:2])
+    q, k, v = (normal(1, 4, heads, D, seed=i, dtype=np.float32) for i, heads in enumerate((2, 1, 1)))
+    got = sharding.attention(q, k, v, mesh=mesh, spec=CUT, scheme=sharding.all_to_all)
+    assert_close(got, jattn.dot_product_attention(q, k, v), ulps=16)

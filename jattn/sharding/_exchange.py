@@ -120,7 +120,7 @@ def heads_to_sequence(b: LocalBlocks, axis_name: Any, along: Any = None) -> Loca
     q = merge_heads(b.q, 1)
     swap = {"axis_name": axis_name, "split_axis": 1, "concat_axis": 2, "tiled": True}
     q = jax.lax.all_to_all(q, **swap)
-    k, v = (jax.lax.all_to_all(jnp.repeat(x, copies, 1) if copies > 1 else x, **swap) for x in (b.k, b.v))
+    k, v = (jax.lax.all_to_all(_repeat_heads(x, copies), **swap) for x in (b.k, b.v))
     q = split_heads(q, here, 1)
     sink = b.sink
     if sink is not None and sink.ndim:
@@ -129,6 +129,11 @@ def heads_to_sequence(b: LocalBlocks, axis_name: Any, along: Any = None) -> Loca
     orders = tuple(None if o is None else o.reshape(-1, U * o.shape[1]) for o in b.orders)
     found = gather_metadata(b, axis_name, along)
     return b._replace(q=q, k=k, v=v, sink=sink, orders=orders, size=b.size // U, batch=(q.shape[0],), **found)
+
+
+def _repeat_heads(x: jax.Array, copies: int) -> jax.Array:
+    """[B, Hkv, ...] → [B, Hkv · copies, ...], as jnp.repeat, which fails without jit where a mesh axis is explicit."""
+    return merge_heads(jnp.broadcast_to(x[:, :, None], (*x.shape[:2], copies, *x.shape[2:])), 1)
 
 
 def sequence_to_heads(x: jax.Array, axis_name: Any) -> jax.Array:
