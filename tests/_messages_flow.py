@@ -42,6 +42,18 @@ def another_run():
         flow.run_in_parts(*run, 4, every=2, folder=folder + "/run")
 
 
+def observed_otherwise(observe):
+    """A folder that holds a run whose parameters were kept."""
+
+    def run():
+        args = (lambda x: (x**2).sum(), jnp.ones(2), optax.sgd(0.1), 2)
+        with tempfile.TemporaryDirectory() as folder:
+            flow.run_in_parts(*args, every=2, folder=folder + "/run")
+            flow.run_in_parts(*args, every=2, folder=folder + "/run", observe=observe)
+
+    return run
+
+
 def without_orbax():
     with mock.patch.dict(sys.modules, {"orbax": None, "orbax.checkpoint": None}):
         flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=1, folder="never made")
@@ -128,6 +140,9 @@ FLOW = [
     (updated({"m": ones(2)}, {"m": ones(2, dtype=jnp.bfloat16)}), TypeError, "run: optimizer must not narrow a dtype of its state, got state['m'] float32[2], after an update bfloat16[2]. Let its init make the state that its update returns."),
     (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=0), ValueError, "run_in_parts: every must be at least 1, got every 0. Pass a Python int of at least 1."),
     (another_run, ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other steps and at. Give it a folder of its own, or ask for the run that is there."),
+    (observed_otherwise(lambda now: (now.params, now.loss)), ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other observe. Give it a folder of its own, or ask for the run that is there."),
+    (observed_otherwise(lambda now: jnp.full(2, now.step)), ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other observe. Give it a folder of its own, or ask for the run that is there."),
+    (observed_otherwise(lambda now: now.params[:1]), ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other observe. Give it a folder of its own, or ask for the run that is there."),
     (without_orbax, ModuleNotFoundError, "run_in_parts: orbax must be installed, got orbax not found. Run: pip install 'jattn[train]'."),
     (lambda: flow.integrate(lambda x: x, jnp.ones(()), ones(2, 2)), ValueError, "integrate: times must have the axes [n], got times [2, 2]. Pass the times to look at, from 0 on."),
     (followed([]), ValueError, "integrate: times must increase from 0 on, got times [0]. Pass the times to look at, finite, sorted and without repeats."),

@@ -242,9 +242,9 @@ plant("a masked NaN that is found where axes are moved", "jattn/_errors.py",
       "if config.jax_debug_nans else", "if False else",
       "modes.py::test_debug_nans_passes_masked_nans_of_many_heads")
 plant("numbers as the pairs of a mask", "jattn/masks/_algebra.py", "found.dtype == jnp.bool_ and", "",
-      "messages.py::test_each_refusal_is")
+      "messages.py::test_each_refusal_is_word_for_word")
 plant("positions of many heads that wrap", "jattn/arguments/heads.py", "_errors.in_int32(caller, name, x)\n",
-      "\n", "messages.py::test_each_refusal_is")
+      "\n", "messages.py::test_each_refusal_is_word_for_word")
 plant("a dropped cotangent of lse", BACKWARD, DLSE, DLSE.replace("dlse ", ""), OF_LSE)
 plant("a missing scale in dq", BACKWARD, "(dq if scale_last else dq * scale)", "dq", SECOND)
 plant("a missing scale in dk", BACKWARD, "else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))",
@@ -835,25 +835,25 @@ plant("keys held to a sum of 0 whatever the loss", "jattn/flow/_diagnosis.py",
       "invariant, as_values = not abs(s.shift).max() > together,", "invariant, as_values = True,",
       "flow.py::test_the_report_holds_a_run_to_no_line_that_its_loss_does_not_promise[float32]")
 plant("a target that is no distribution", "jattn/flow/_closed.py", "if not abs(pi.sum() - 1) <= 4",
-      "if abs(pi.sum()) < 0 * 4", "messages.py::test_each_refusal_is")
+      "if abs(pi.sum()) < 0 * 4", "messages.py::test_each_refusal_is_word_for_word")
 plant("a report held to the rounding of the loss alone", "jattn/flow/_diagnosis.py",
       "jax.tree.leaves((trajectory.loss, seen))", "[trajectory.loss]",
       "flow.py::test_the_report_is_held_to_the_rounding_of_the_queries_and_keys[bfloat16]")
 plant("a target before the first key", "jattn/_errors.py",
       "not 0 <= (i := int(read(x))) < n", "not (i := int(read(x))) < n",
-      "messages.py::test_each_refusal_is")
+      "messages.py::test_each_refusal_is_word_for_word")
 plant("params of a head that broadcast", "jattn/heads/_params.py",
       "if found != tuple(lengths.get(axis) for axis in letters):", "if len(found) != len(letters):",
-      "messages.py::test_each_refusal_is")
+      "messages.py::test_each_refusal_is_word_for_word")
 plant("a rate of dropout of NumPy that is 1 or more", "jattn/arguments/options.py",
       "if _errors.known(rate) and not 0", "if isinstance(given, int | float) and not 0",
-      "messages.py::test_each_refusal_is")
+      "messages.py::test_each_refusal_is_word_for_word")
 plant("several keys of dropout taken for one", "jattn/arguments/options.py",
       "jax.dtypes.prng_key) and key.ndim == 0:", "jax.dtypes.prng_key):",
-      "messages.py::test_each_refusal_is")
+      "messages.py::test_each_refusal_is_word_for_word")
 plant("an attention factor of LongRoPE that is no number", SCALINGS,
       'number("longrope", "attention_factor", 1.0 if attention_factor is None else attention_factor)', "pass",
-      "messages.py::test_each_refusal_is")
+      "messages.py::test_each_refusal_is_word_for_word")
 plant("a recording in 32 bits", "jattn/flow/_recorder.py", "x.dtype in (np.float64, np.int64, np.uint64)", "False",
       "recorder.py::test_a_jitted_loop_keeps_all_64_bits")
 plant("a recorder that keeps one too many", "jattn/flow/_recorder.py", "xp.sum(index >= xp.asarray(bounds",

@@ -689,6 +689,11 @@ def test_a_run_in_parts_stops_at_a_nan(tmp_path):
     assert flow.run_in_parts(*args, every=3, at=(10, 20)).at.tolist() == [4]
 
 
+def test_a_run_in_parts_takes_its_steps_as_a_number_of_numpy(tmp_path):
+    path = flow.run_in_parts(cliff, jnp.float32(0), optax.sgd(1.0), np.int64(3), every=2, folder=tmp_path)
+    assert path.at.tolist() == [0, 3]
+
+
 LONG = """
 import os, signal, sys
 import jax, jax.numpy as jnp, optax

@@ -48,7 +48,8 @@ def run_in_parts(
       A Trajectory, as `run` does: of the kept looks alone where the run broke.
 
     Raises:
-      TypeError, ValueError: as `run`; or the folder holds a run with other parameters, `steps` or `at`.
+      TypeError, ValueError: as `run`; or the folder holds a run with other parameters, `steps` or `at`, or one whose
+        `observe` picked other names, shapes or dtypes.
       ImportError: a folder is given and orbax is not installed.
 
     Memory: as `run`; a checkpoint holds what was seen so far.
@@ -69,12 +70,14 @@ def run_in_parts(
     if on_progress is not None:
         _errors.function("run_in_parts", "on_progress", on_progress, "Write on_progress(steps taken, steps).")
     rule, params, looks = validate("run_in_parts", loss, params, optimizer, steps, data, observe, at, track)
+    steps = int(steps)
     run_state = _begin(rule, params, state, data)
     told = {"steps": steps, "at": list(looks), "params": _shapes((run_state.params, run_state.state, run_state.sums))}
     seen: list[Tree] = []
-    kept = None if folder is None else _Checkpoints(folder, told)
-    if kept is not None:
+    kept = None
+    if folder is not None:
         like = jax.eval_shape(partial(_look, rule), run_state, data)
+        kept = _Checkpoints(folder, told | {"observe": _shapes(like)})
         run_state, seen = kept.restore(run_state, like, looks)
 
     stops = sorted({*looks, *range(every, steps, every), steps})
