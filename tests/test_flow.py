@@ -834,6 +834,26 @@ def test_the_flow_conserves_what_it_should_and_says_where_it_broke(x64):
     assert flow.integrate(lambda x: jnp.nan * x, jnp.float64(1.0), jnp.array([0.0, 1.0])).broke == 1
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize(
+    ("loss", "times", "exact", "broke"),
+    [
+        (lambda x: -(x**3) / 3, [0.5, 0.9, 2.0, 3.0], lambda t: 1 / (1 - t), 2),  # infinite at t = 1
+        (lambda x: 2 * jnp.sqrt(x), [0.1, 0.2, 3.0, 4.0], lambda t: (1 - 1.5 * t) ** (2 / 3), 2),  # 0 at t = 2/3
+        (lambda x: 2 * jnp.sqrt(x), [3.0, 4.0], None, 0),
+    ],
+    ids=["a parameter", "the loss", "by the first time"],
+)
+def test_a_flow_ends_at_the_last_time_before_something_is_not_finite(loss, times, exact, broke, x64):
+    path = flow.integrate(loss, jnp.float64(1), times)
+    assert path.broke == broke
+    kept = path.kept()
+    assert kept.at.tolist() == times[:broke]
+    want = [1.0, *(exact(t) for t in times[:broke])]
+    np.testing.assert_allclose([1.0, *kept.seen], want, rtol=1e-7)
+    np.testing.assert_allclose(path.params, want[-1], rtol=1e-7)
+
+
 # Diagnostics and the report
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jattn import _errors
 from jattn._jax import odeint
 from jattn._types import ArrayLike, Float
-from jattn.flow._paths import Data, Loss, Now, Observe, Params, Trajectory, Tree, check_functions
+from jattn.flow._paths import Data, Loss, Now, Observe, Params, Trajectory, Tree, check_functions, finite
 
 
 def integrate(
@@ -39,8 +39,9 @@ def integrate(
         tenth of it; that the path as a whole keeps it is measured in the tests, not proven. In float32 at least 1e-5.
 
     Returns:
-      Trajectory with `at` = times, no state and no sums. `broke` is the number of the first time by which a parameter
-      was no longer finite, −1 if none. Differentiable in reverse; by a time that is 0 the derivative is taken as 0.
+      Trajectory with `at` = times, no state and no sums. `broke` is the number of the first time by which a parameter,
+      the loss or its gradient was no longer finite, −1 if none; what is seen from there on says nothing, and `kept`
+      cuts it. Differentiable in reverse; by a time that is 0 the derivative is taken as 0.
 
     Raises:
       TypeError: a parameter is not floating point; `loss` or `observe` is no function; `tolerance` is not one number.
@@ -108,12 +109,16 @@ def _integrate(
         path, params,
     )  # fmt: skip
 
-    def look(i: jax.Array, params: Tree) -> tuple[jax.Array, Tree]:
+    def look(i: jax.Array, params: Tree) -> tuple[jax.Array, Tree, jax.Array]:
         value, grads = jax.value_and_grad(loss)(params, *data)
-        return value, params if observe is None else observe(Now(i, params, value, grads, None, None, data))
+        # Where a gradient is not finite odeint stops, and goes on with its last polynomial without a word.
+        good = finite(params) & (finite((value, grads)) | (times[i] == 0))
+        picked = params if observe is None else observe(Now(i, params, value, grads, None, None, data))
+        return value, picked, good
 
     n = len(times)
-    losses, seen = jax.vmap(look)(jnp.arange(n, dtype=jnp.int32), path)
-    good = jnp.all(jnp.stack([jnp.isfinite(x).reshape(n, -1).all(1) for x in jax.tree.leaves(path)]), 0)
+    losses, seen, good = jax.vmap(look)(jnp.arange(n, dtype=jnp.int32), path)
     broke = jnp.where(good.all(), -1, jnp.argmin(good)).astype(jnp.int32)
-    return Trajectory(times, losses, seen, jax.tree.map(lambda x: x[-1], path), None, None, broke)
+    last = jnp.where(broke < 0, n, broke) - 1
+    end = jax.tree.map(lambda x, x0: jnp.where(last < 0, x0, x[jnp.maximum(last, 0)]), path, params)
+    return Trajectory(times, losses, seen, end, None, None, broke)

@@ -66,7 +66,7 @@ class Trajectory(Generic[Params]):
     sums: Tree
     broke: Integer[Array, ""]
     """The number of the step that met a NaN or an infinity, in the loss, a gradient or a new parameter, and was not
-    taken: the parameters before it are the last. −1 if none did."""
+    taken: the parameters before it are the last. Of `integrate` the number of a time. −1 if none did."""
 
     def kept(self) -> "Trajectory[Params]":
         """Only what was seen before the run broke; all of it if it did not. Of one run, outside of jit and vmap."""
@@ -74,9 +74,12 @@ class Trajectory(Generic[Params]):
             got = {"broke": self.broke if np.ndim(self.broke) else "traced"}
             remedy = "Take one: jax.tree.map(lambda x: x[0], runs) of runs that were mapped, outside of jit."
             _errors.fail(ValueError, "trajectory", "what was kept is asked of one run that has ended", remedy, **got)
-        n = int(np.sum(np.asarray(self.at) <= int(self.broke))) if int(self.broke) >= 0 else len(self.at)
-        at, loss, seen = jax.tree.map(lambda x: x[:n], (self.at, self.loss, self.seen))
-        return dataclasses.replace(self, at=at, loss=loss, seen=seen)
+        at, broke = np.asarray(self.at), int(self.broke)
+        n = len(at)
+        if broke >= 0:  # the number of a step, or of one of the times
+            n = int(np.sum(at <= broke)) if np.issubdtype(at.dtype, np.integer) else broke
+        cut = jax.tree.map(lambda x: x[:n], {"at": self.at, "loss": self.loss, "seen": self.seen})
+        return dataclasses.replace(self, **cut)
 
 
 @pytree
@@ -105,7 +108,7 @@ class RunRule:
             state = self.optimizer.init(params) if state is None else state
         state, updates = self._widened(caller, params, state, data)
         sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, updates))
-        broke = jnp.where(_finite(params), jnp.int32(-1), jnp.int32(0))
+        broke = jnp.where(finite(params), jnp.int32(-1), jnp.int32(0))
         # Inside jax.shard_map what starts as a constant must be said to differ between devices where `broke` does.
         broke, params, state, sums, step = match_varying_trees(broke, params, state, sums, jnp.int32(0))
 
@@ -156,7 +159,7 @@ class RunRule:
         with jax.numpy_dtype_promotion("standard"):
             params = optax.apply_updates(run_state.params, updates)
         sums = None if self.track is None else jax.tree.map(jnp.add, run_state.sums, self.track(updates))
-        whole, good = run_state.broke < 0, _finite((loss, grads, params))
+        whole, good = run_state.broke < 0, finite((loss, grads, params))
         broke = jnp.where(whole & ~good, run_state.step, run_state.broke)
         new, old = RunState(params, state, sums, run_state.step + 1, broke), dataclasses.replace(run_state, broke=broke)
         return jax.tree.map(lambda a, b: jnp.where(whole & good, a, b), new, old)
@@ -376,7 +379,8 @@ def _as_after(caller: str, state: Tree, after: Tree) -> Tree:
     return jax.tree.unflatten(structure, made)
 
 
-def _finite(tree: Tree) -> jax.Array:
+def finite(tree: Tree) -> jax.Array:
+    """Whether every number of a tree is finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
