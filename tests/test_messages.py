@@ -326,6 +326,7 @@ TABLE = [
     (attend(mask=~Flagged(ones(S))), ValueError, f"attention: flags of Flagged must have the shape [T], got flags [{S}]. Give each axis its full length or 1: [T] is [{T}] here."),
     (lambda: masks.to_dense(Flagged(ones(T), ("qk",)), T, S), ValueError, f"to_dense: flags of Flagged must have the shape [T, S], got flags [{T}]. Give each axis its full length or 1: [T, S] is [{T}, {S}] here."),
     (attend(mask=Flagged(ones(T), ("q", "k"))), ValueError, 'attention: leaf_axes of Flagged must name axes for each of its arrays, got leaf_axes of 2 for 1. Return "q", "k", "qk" or "" for each, in the order of jax.tree.leaves.'),
+    (attend(mask=Flagged(ones(T), ("t",))), ValueError, """attention: leaf_axes of Flagged must be made of "q" and "k", got leaf_axes ['t']. Return "" for an array without an entry a row."""),
     (lambda: masks.to_dense(masks.Mask(), T, S), TypeError, "mask: a class of masks must define pairs(self, q, k), got mask of type Mask. Return the booleans of one tile, as in q.positions >= k.positions."),
     (lambda: scores.Score()(1.0, 0, 0), TypeError, "score: a class of scores must define __call__(self, score, t, s), got score of type Score. Return the new score, of one number and two positions or of a tile of them."),
     (lambda: masks.causal() | None, TypeError, "mask: both sides of | must be masks, got other of type NoneType. Wrap a boolean array first: masks.dense(array)."),

@@ -579,6 +579,25 @@ def test_a_mapped_scheme_is_the_scheme_of_each(scheme):
         np.testing.assert_allclose(a, np.stack(b), rtol=0, atol=1e-11)
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("scheme", ["ring", "all_to_all", "gather", "tree"])
+def test_each_scheme_multiplies_in_the_precision_that_was_set_where_it_was_called(scheme):
+    """A program is lowered when the block that set it has been left, and its gradient is taken beyond it too."""
+    mesh, whole = mesh_of(2, "seq"), P(None, "seq")
+    q_spec = P() if scheme == "tree" else whole
+
+    @jax.jit
+    @jax.grad
+    def gradient(q, k, v):
+        with jax.default_matmul_precision("default"):
+            f = functools.partial(getattr(sharding, scheme), axis_name="seq")
+            return jnp.sum(jax.shard_map(f, mesh=mesh, in_specs=(q_spec, whole, whole), out_specs=q_spec)(q, k, v))
+
+    with jax.default_matmul_precision("highest"):
+        text = gradient.lower(*normal(3, 1, 64, 4, 16, dtype=np.float32)).as_text()
+    assert text.count("precision = [DEFAULT, DEFAULT]") == text.count("stablehlo.dot_general") > 0
+
+
 def test_a_table_toward_a_million_tokens():
     for devices in (64, 256, 1024):
         p = sharding.plan(

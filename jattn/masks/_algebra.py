@@ -225,6 +225,10 @@ def _fits_rows(caller: str, mask: Mask, T: int, S: int) -> None:
         must, got = f"leaf_axes of {name} must name axes for each of its arrays", f"of {len(axes)} for {len(leaves)}"
         remedy = 'Return "q", "k", "qk" or "" for each, in the order of jax.tree.leaves.'
         _errors.fail(ValueError, caller, must, remedy, leaf_axes=got)
+    if any(set(letters) - {"q", "k"} for letters in axes):
+        must = f'leaf_axes of {name} must be made of "q" and "k"'
+        remedy = 'Return "" for an array without an entry a row.'
+        _errors.fail(ValueError, caller, must, remedy, leaf_axes=repr(axes))
     for (path, x), letters in zip(leaves, axes, strict=True):
         want = [{"q": T, "k": S}[letter] for letter in letters]
         fits = len(want) == jnp.ndim(x) and all(n in (1, m) for n, m in zip(jnp.shape(x), want, strict=True))
