@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._jax import Primitive, ad, batching, mlir
+from jattn._jax import Primitive, ad, batching, lower_as, mlir
 from jattn._taylor import has_series
 
 
@@ -82,7 +82,7 @@ def _declare(primitive: Primitive, function: Callable[..., jax.Array], transpose
         return primitive.bind(jnp.moveaxis(xs[0], dims[0], 0), n=n), 0
 
     primitive.def_impl(jax.jit(function, static_argnames="n"))
-    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    mlir.register_lowering(primitive, lower_as(function))
     ad.deflinear2(primitive, lambda cotangent, x, *, n: [transpose.bind(cotangent, n=n)])
     batching.primitive_batchers[primitive] = batched
     has_series(primitive)

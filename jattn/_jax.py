@@ -10,7 +10,7 @@ and says by name which of the names here is gone in a new release, and what hang
 import contextlib
 import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -113,6 +113,17 @@ def asks_for_devices(primitive: Primitive) -> None:
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
+def lower_as(function: Callable[..., jax.Array]) -> Any:
+    """A rule that lowers to `function`, which has float64 where its operand has: its block may have been left."""
+    rule = mlir.lower_fun(function, multiple_results=False)
+
+    def lower(ctx: Any, *xs: Any, **params: Any) -> Any:
+        with jax.enable_x64(ctx.avals_in[0].dtype.itemsize == 8):
+            return rule(ctx, *xs, **params)
+
+    return lower
+
+
 __all__ = [
     "ON_FIRST_USE",
     "WHY",
@@ -133,6 +144,7 @@ __all__ = [
     "gpu_is_known",
     "io_callback",
     "jet",
+    "lower_as",
     "mlir",
     "name_p",
     "odeint",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn._jax import Primitive, ad, batching, mlir
+from jattn._jax import Primitive, ad, batching, lower_as, mlir
 from jattn._taylor import has_series
 
 HIDDEN = 0.5
@@ -172,12 +172,33 @@ def as_it_lies(f: Callable[..., jax.Array], x: jax.Array, *others: jax.Array) ->
     return f(x, *others) if found is None else standing(f(found, *map(transpose, others)))
 
 
+class Settings(NamedTuple):
+    """What JAX is set to where a function is called. Its program is lowered later, beyond a `with` of the caller."""
+
+    x64: bool
+    """Whether there is float64: `jax.enable_x64`."""
+    precision: str | None
+    """That of products: `jax.default_matmul_precision`."""
+
+    @classmethod
+    def here(cls) -> "Settings":
+        """Those that hold now."""
+        config: Any = jax.config
+        return cls(config.jax_enable_x64, config.jax_default_matmul_precision)
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Inside it these hold."""
+        with jax.enable_x64(self.x64), jax.default_matmul_precision(self.precision):
+            yield
+
+
 # A primitive, since JAX forgets the rule of a jax.custom_jvp in the body of a scan that it takes apart to transpose:
 # what remained would be the derivative of the comparison, 0 at the largest, and a wrong jvp of that transpose.
 below_p = Primitive("below")
 below_p.def_impl(jax.jit(_below))
 below_p.def_abstract_eval(lambda x, top: x)
-mlir.register_lowering(below_p, mlir.lower_fun(below_p.impl, multiple_results=False))
+mlir.register_lowering(below_p, lower_as(below_p.impl))
 ad.defjvp(below_p, lambda x_dot, x, top: x_dot, lambda top_dot, x, top: -top_dot)
 
 

@@ -374,6 +374,38 @@ def compiled_by(caplog, f, *args):
     return [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
 
 
+IN_A_BLOCK = {
+    "attention": lambda x: attend(x),
+    "gradient": jax.grad(loss),
+    "Hessian-vector product": lambda x: jax.jvp(jax.grad(loss), (x,), (x,))[1],
+    "heads under vmap": jax.vmap(lambda x: attend(x)[0]),
+    "steps": lambda x: jattn.explain(x["q"], x["k"], x["v"]),
+    "merged": lambda x: jattn.merge(attend(x), attend(x)),
+    "a table of distances": jax.grad(
+        lambda x: total(jattn.attention(x["q"], x["k"], x["v"], score=scores.distance_bias(x["table"])))
+    ),
+}
+
+
+@structure
+@pytest.mark.parametrize("name", IN_A_BLOCK)
+def test_float64_that_is_enabled_around_a_call_holds_where_its_program_is_lowered(name):
+    """The program is lowered when the block has been left."""
+    x = arguments()
+
+    @jax.jit
+    def wide(x):
+        with jax.enable_x64(True):
+            x = jax.tree.map(lambda a: a.astype(np.float64), x)
+            return IN_A_BLOCK[name](twice(x) if "vmap" in name else x)
+
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda a: jnp.asarray(a, np.float64), arguments())
+        wanted = IN_A_BLOCK[name](twice(exact) if "vmap" in name else exact)
+    chex.assert_trees_all_close(wide(x), wanted, rtol=1e-9, atol=1e-9)
+    assert {a.dtype for a in jax.tree.leaves(wide(x))} == {np.dtype(np.float64)}
+
+
 @structure
 def test_a_second_call_compiles_nothing(caplog):
     """Eager and jitted, with scores and masks that are written anew; the control: another length does compile."""

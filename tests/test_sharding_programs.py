@@ -598,6 +598,24 @@ def test_each_scheme_multiplies_in_the_precision_that_was_set_where_it_was_calle
     assert text.count("precision = [DEFAULT, DEFAULT]") == text.count("stablehlo.dot_general") > 0
 
 
+@pytest.mark.structure
+def test_a_ring_has_float64_where_it_was_enabled_around_the_call():
+    x = normal(3, 1, 8, 2, 4, dtype=np.float32)
+    spec = P(None, "seq")
+    ring = jax.shard_map(
+        functools.partial(sharding.ring, axis_name="seq"), mesh=mesh_of(2, "seq"), in_specs=spec, out_specs=spec
+    )
+
+    @jax.jit
+    def gradient(x):
+        with jax.enable_x64(True):
+            return jax.grad(lambda x: jnp.var(ring(*x)))(x.astype(np.float64))
+
+    with jax.enable_x64(True):
+        exact = jax.grad(lambda x: jnp.var(jattn.dot_product_attention(*x)))(jnp.asarray(x, np.float64))
+    np.testing.assert_allclose(gradient(x), exact, rtol=0, atol=1e-12)
+
+
 def test_a_table_toward_a_million_tokens():
     for devices in (64, 256, 1024):
         p = sharding.plan(

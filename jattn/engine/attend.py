@@ -106,9 +106,4 @@ def make_plan(
     sink = x.sink.reshape(()) if x.sink is not None and x.sink.shape != (T,) else x.sink
     dropout = jax.tree.map(jax.lax.stop_gradient, x.dropout)
     x = x._replace(captured=captured, mask=mask, scale=scale, sink=sink, dropout=dropout)
-    config: Any = jax.config
-    precision = config.jax_default_matmul_precision
-    plan = Plan(
-        T, S, q_tile, k_tile, dtype, closed, classes(mask), platform, tile, implementation, precision, caller=caller
-    )
-    return plan, x
+    return Plan(T, S, q_tile, k_tile, dtype, closed, classes(mask), platform, tile, implementation, caller=caller), x

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn._numerics import norm
+from jattn._numerics import Settings, norm
 from jattn.engine import tuning
 from jattn.masks import Mask
 
@@ -52,8 +52,8 @@ class Plan:
     """The tile that the caller chose, before it is cut to T and S: then it is the same on every platform."""
     implementation: str | None = None
     """None for kernels where they are taken unasked, "loops", "kernel", "interpret" or "cudnn"."""
-    precision: str | None = None
-    """Of its products: what `jax.default_matmul_precision` set where attention was called."""
+    settings: Settings = dataclasses.field(default_factory=Settings.here)
+    """Those of JAX where attention was called."""
     finite: bool = False
     """Whether `all_finite` found the operands so: then no tile is asked for what is not."""
     all_masked: bool = False

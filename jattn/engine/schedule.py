@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jattn._numerics import Settings
 from jattn._values import recomputed
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite
@@ -33,8 +34,8 @@ class PlannedFunction(BatchedFunction):
         return self.plan.platform
 
     @property
-    def precision(self) -> str | None:
-        return self.plan.precision
+    def settings(self) -> Settings:
+        return self.plan.settings
 
     def for_platform(self, platform: str) -> BatchedFunction:
         return dataclasses.replace(self, plan=self.plan.for_platform(platform))

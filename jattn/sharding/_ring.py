@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jattn._numerics import Settings
 from jattn._values import recomputed
 from jattn.engine.backward import Backward, sums_in
 from jattn.engine.batching import BatchedFunction, Linear, Vmapped, are_transposes, batched_call
@@ -128,6 +129,10 @@ class _RingPass(BatchedFunction):
     @property
     def platform(self) -> str:
         return self.heads.plan.platform
+
+    @property
+    def settings(self) -> Settings:
+        return self.heads.plan.settings
 
     def for_platform(self, platform: str) -> BatchedFunction:
         heads = dataclasses.replace(self.heads, plan=self.heads.plan.for_platform(platform))

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jattn._jax import ArrayMapping, Primitive, SdyShardingRule, custom_partitioning, mlir
+from jattn._numerics import Settings
 
 Fun = Callable[..., list[jax.Array]]
 
@@ -69,8 +70,7 @@ def partitioned(of_sizes: Callable[..., Fun], levels: BatchLevels, context: Any)
     if len(devices) < 2 or named is None or context.lowering_parameters.for_export:
         return of_sizes(*levels.sizes)
     mesh = Mesh(np.array(devices).reshape(named.axis_sizes), named.axis_names)
-    config: Any = jax.config
-    settings = {"x64": config.jax_enable_x64, "precision": config.jax_default_matmul_precision}
+    settings = Settings.here()
 
     def replicate_trailing_axes(x: jax.Array, own: Sequence[int]) -> jax.Array:
         """All other axes whole: the compiler may hand them over in parts, whatever the rule says."""
@@ -86,7 +86,7 @@ def partitioned(of_sizes: Callable[..., Fun], levels: BatchLevels, context: Any)
                 ys = f(*(w.read(x) for w, x in zip(into, words, strict=True)))
                 return [w.write(y) for w, y in zip(out, ys, strict=True)]
 
-            return partial(with_settings_p.bind, fun=g, **settings)
+            return partial(with_settings_p.bind, fun=g, settings=settings)
 
         words = [replicate_trailing_axes(w.write(x), own) for w, x, own in zip(into, xs, levels.operands, strict=True)]
         whole = on_words(of_sizes(*levels.sizes))
@@ -128,10 +128,9 @@ class _BitcastCodec(NamedTuple):
 
 
 @contextlib.contextmanager
-def with_settings(x64: bool, precision: Any) -> Iterator[None]:
-    """The settings of the caller, and, since this is what one device does, none of its meshes."""
-    no_mesh = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
-    with jax.enable_x64(x64), jax.default_matmul_precision(precision), no_mesh:
+def on_one_device(settings: Settings) -> Iterator[None]:
+    """The settings of the caller, and none of its meshes."""
+    with settings.hold(), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         yield
 
 
@@ -140,8 +139,8 @@ with_settings_p: Primitive = Primitive("as_set")
 with_settings_p.multiple_results = True
 
 
-def _abstract(*avals: Any, fun: Fun, x64: bool, precision: Any) -> list[Any]:
-    with with_settings(x64, precision):
+def _abstract(*avals: Any, fun: Fun, settings: Settings) -> list[Any]:
+    with on_one_device(settings):
         here = (aval.update(sharding=aval.sharding.update(mesh=AbstractMesh((), ()))) for aval in avals)
         return jax.make_jaxpr(fun)(*here).out_avals
 
@@ -150,8 +149,8 @@ with_settings_p.def_abstract_eval(_abstract)
 
 
 @partial(mlir.register_lowering, with_settings_p)
-def _lower(ctx: Any, *xs: Any, fun: Fun, x64: bool, precision: Any) -> Any:
-    with with_settings(x64, precision):
+def _lower(ctx: Any, *xs: Any, fun: Fun, settings: Settings) -> Any:
+    with on_one_device(settings):
         return mlir.lower_fun(fun, multiple_results=True)(ctx, *xs)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn._jax import ManualAxisType, Primitive, about_triton, asks_for_devices, mlir
-from jattn._numerics import match_varying_axes
+from jattn._numerics import Settings, match_varying_axes
 from jattn.engine.batching.partition import BatchLevels, partitioned
 
 Leaves = Sequence[Any]
@@ -78,12 +78,9 @@ class BatchedFunction:
         return False
 
     @property
-    def precision(self) -> str | None:
-        """That of its products, as `jax.default_matmul_precision` has it: of where it is lowered, unless a class knows
-        where it was called."""
-        config: Any = jax.config
-        found: str | None = config.jax_default_matmul_precision
-        return found
+    def settings(self) -> Settings:
+        """Those of where it is lowered, unless a class knows those of where it was called."""
+        return Settings.here()
 
     def batch_levels(self, operands: int, outputs: int) -> BatchLevels:
         """How it is mapped, given how many operands it has, and how many of its outputs are asked about."""
@@ -294,9 +291,9 @@ def _unbatched_type(aval: Any) -> Any:
 
 
 def lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
-    """The call as a program, its products in the precision that was set where it was called: a program is lowered when
-    the block that set one has been left."""
-    with jax.default_matmul_precision(fun.precision):
+    """The call as a program, under the settings of where it was called: it is lowered when a block has been left that
+    set the precision of products, or `jax.enable_x64`."""
+    with fun.settings.hold():
         return _lower(ctx, *xs, fun=fun.for_platform(platform), platform=platform)
 
 
@@ -364,8 +361,8 @@ class _Derived(BatchedFunction):
         return self.fun.collective
 
     @property
-    def precision(self) -> str | None:
-        return self.fun.precision
+    def settings(self) -> Settings:
+        return self.fun.settings
 
 
 @dataclasses.dataclass(frozen=True)

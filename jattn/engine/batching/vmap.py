@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._jax import batching
-from jattn._numerics import is_half
+from jattn._numerics import Settings, is_half
 from jattn.engine import tuning
 from jattn.engine.batching.partition import BatchLevels
 from jattn.engine.batching.primitive import (
@@ -174,8 +174,8 @@ class Vmapped(BatchedFunction):
         return self.fun.collective
 
     @property
-    def precision(self) -> str | None:
-        return self.fun.precision
+    def settings(self) -> Settings:
+        return self.fun.settings
 
     @property
     def checkpoint_names(self) -> tuple[str, ...]:
