@@ -20,7 +20,14 @@ from jattn.engine.backward import rounded_as, sum_backward, sums_in
 from jattn.engine.batching import Linear, Operand, are_transposes, times
 from jattn.engine.plan import Operands, Plan, pad, select_active
 from jattn.engine.schedule import PlannedFunction, fold_rows, schedule, sum_by_rows
-from jattn.engine.tangent import DerivativePass, Recomputed, Residuals, pad_for_derivatives, sum_tangent
+from jattn.engine.tangent import (
+    DerivativePass,
+    Recomputed,
+    Residuals,
+    fill_inactive,
+    pad_for_derivatives,
+    sum_tangent,
+)
 from jattn.engine.tile import Tile
 
 
@@ -156,11 +163,8 @@ class _OfLogitsAt(_VisitsNoTile, Linear):
         x = jax.tree.unflatten(self.tree, xs[: self.tree.num_leaves])
 
         def logits(active: Operands) -> jax.Array:
-            def chosen(a: Any, x: Any) -> Any:
-                return jax.tree.map(lambda a, x: x if a is None else a, a, x, is_leaf=lambda a: a is None)
-
             # A mask is not asked: what it rules out was not chosen.
-            return logits_at(self.plan, chosen(active, x._replace(mask=None)), at)
+            return logits_at(self.plan, fill_inactive(active, x._replace(mask=None)), at)
 
         return logits
 

@@ -249,13 +249,14 @@ def active_fields(active: Operands | Tile, tile: Tile) -> dict[str, Any]:
     return {name: keep_active(getattr(active, name), getattr(tile, name)) for name in LOGIT_INPUTS}
 
 
+def fill_inactive(active: Any, full: Any) -> Any:
+    """`active`, with the leaf of `full` for each that is None."""
+    return jax.tree.map(lambda a, x: x if a is None else a, active, full, is_leaf=lambda a: a is None)
+
+
 def merge_active(tile: Tile, active: dict[str, Any]) -> Tile:
     """The tile with its active leaves replaced."""
-
-    def merge(a: Any, x: Any) -> Any:
-        return jax.tree.map(lambda a, x: x if a is None else a, a, x, is_leaf=lambda a: a is None)
-
-    return tile._replace(**{name: merge(a, getattr(tile, name)) for name, a in active.items()})
+    return tile._replace(**{name: fill_inactive(a, getattr(tile, name)) for name, a in active.items()})
 
 
 @dataclasses.dataclass(frozen=True)
