@@ -181,6 +181,9 @@ def attention(q: Queries, k: Keys, v: Values, **options: object) -> tuple[Out, L
     Returns:
       (out [T, Dv] in the dtype of v, lse [T] in float32 or wider).
 
+    Raises:
+      TypeError, ValueError: as `steps`.
+
     Memory: T × S, several times.
 
     Source: Vaswani et al. 2017, "Attention is all you need", eq. 1.
@@ -211,6 +214,9 @@ def statistics(
     Returns:
       Statistics of arrays [T], and group_weights [T, num_groups]. Where several keys have the largest logit, its
       derivative is that of the first.
+
+    Raises:
+      TypeError, ValueError: as `steps`.
 
     Memory: T × S, several times.
 

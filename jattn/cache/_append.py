@@ -144,6 +144,8 @@ def next_positions(cache: Cache, T: int = 1) -> Integer[Array, "B T"]:
       TypeError: `cache` is not a cache, or T is not a whole number.
       ValueError: T is negative.
 
+    Memory: B × T integers.
+
     Example:
       >>> from jattn import cache
       >>> print(cache.next_positions(cache.ring(B=1, Hkv=1, D=4, window=3, start=7), 2))
@@ -175,6 +177,9 @@ def free(cache: C, rows: Integer[ArrayLike, " R"]) -> C:
       ValueError: rows have not the axis [R].
 
     Memory: as the cache; under donation nothing is copied.
+
+    Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+    section 4.4, for pages that several rows have.
 
     Example:
       >>> import jax.numpy as jnp

@@ -85,6 +85,8 @@ def contiguous(
 
     Memory: B · Hkv · S · (D + Dv) numbers of `dtype`, and up to 13 bytes a token and head.
 
+    Source: Shazeer 2019, "Fast Transformer Decoding", section 2.4, for decoding step by step.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jattn import cache

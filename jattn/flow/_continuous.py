@@ -40,8 +40,9 @@ def integrate(
 
     Returns:
       Trajectory with `at` = times, no state and no sums. `broke` is the number of the first time by which a parameter,
-      the loss or its gradient was no longer finite, −1 if none; what is seen from there on says nothing, and `kept`
-      cuts it. Differentiable in reverse; by a time that is 0 the derivative is taken as 0.
+      the loss or its gradient was no longer finite, −1 if none: `params` are those of the time before it, and `kept`
+      drops what was seen from it on, which means nothing. Differentiable in reverse; by a time that is 0 the derivative
+      is taken as 0.
 
     Raises:
       TypeError: a parameter is not floating point; `loss` or `observe` is no function; `tolerance` is not one number.

@@ -50,7 +50,7 @@ def run_in_parts(
     Raises:
       TypeError, ValueError: as `run`; or the folder holds a run with other parameters, `steps` or `at`, or one whose
         `observe` picked other names, shapes or dtypes.
-      ImportError: a folder is given and orbax is not installed.
+      ModuleNotFoundError: a folder is given and orbax is not installed: the extra `train` brings it.
 
     Memory: as `run`; a checkpoint holds what was seen so far.
 

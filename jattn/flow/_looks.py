@@ -22,6 +22,8 @@ def log_steps(steps: int, *, per_decade: int = 8) -> tuple[int, ...]:
     Raises:
       TypeError, ValueError: a number is not whole, or too small.
 
+    Memory: at most per_decade · log₁₀(steps) + 3 numbers.
+
     Example:
       >>> from jattn import flow
       >>> flow.log_steps(1000, per_decade=2)

@@ -20,7 +20,7 @@ from jattn.reference import Statistics
 
 
 def host(name: str) -> Any:
-    """The library of that name, or an ImportError that says how to get it."""
+    """The library of that name, or a ModuleNotFoundError that says how to get it."""
     root = name.split(".")[0]
     if importlib.util.find_spec(root) is None:
         _errors.missing("hosts", root, "hosts")

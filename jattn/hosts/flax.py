@@ -75,6 +75,8 @@ def attention_fn(
 
     Memory: linear in T and S, unless a module keeps the weights; R · S of a head for those of R rows.
 
+    Source: flax.nnx.dot_product_attention, for the signature.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jattn.hosts.flax import attention_fn

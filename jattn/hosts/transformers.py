@@ -67,6 +67,8 @@ def attention_interface(
 
     Memory: linear in T and S; a mask of T × S is the caller's own.
 
+    Source: transformers.AttentionInterface, for the signature.
+
     Example:
       >>> import jax
       >>> from jattn.hosts.transformers import attention_interface

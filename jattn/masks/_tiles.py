@@ -29,6 +29,11 @@ def block_state(some: ArrayLike, every: ArrayLike) -> BlockState:
     Returns:
       An integer, or int32 in an array: NumPy where both are known before anything is traced.
 
+    Memory: one integer a tile.
+
+    Source: Dong et al. 2024, "Flex Attention: a programming model for generating optimized attention kernels", whose
+    BlockMask tells full blocks from partial ones.
+
     Example:
       >>> from jattn import masks
       >>> masks.block_state(True, False) == masks.PARTIAL

@@ -136,6 +136,8 @@ def sections(*pairs: int) -> tuple[int, ...]:
     Raises:
       TypeError, ValueError: a number of pairs is not a whole number of at least 0.
 
+    Memory: a number for each pair.
+
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1.
 
     Example:
@@ -172,6 +174,8 @@ def sinusoidal(
     Raises:
       TypeError: positions are not integers, base is not a number, or dtype is not floating point.
       ValueError: positions have not one axis; width is odd; base is not above 1.
+
+    Memory: T × D, a few times.
 
     Source: Vaswani et al. 2017, "Attention is all you need", section 3.5.
 

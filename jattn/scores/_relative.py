@@ -172,6 +172,10 @@ def bucket(
       TypeError: distances are not integers, or a number is not a whole one.
       ValueError: buckets and max_distance are none that `relative_bias` takes.
 
+    Memory: a few times that of the distances.
+
+    Source: Raffel et al. 2020, "Exploring the limits of transfer learning", section 2.1, and its code.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jattn import scores

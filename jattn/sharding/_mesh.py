@@ -85,6 +85,8 @@ def attention(
 
     Memory: as the scheme.
 
+    Source: that of the scheme.
+
     Example:
       >>> import jax, jax.numpy as jnp, jattn
       >>> from jax.sharding import PartitionSpec as P

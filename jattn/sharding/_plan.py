@@ -133,6 +133,8 @@ def plan(
         not floating point, a rate is not a number above zero, or the mask is not one that a sequence in pieces can
         have.
 
+    Memory: 4 bytes for each query and key, and with a mask about 2,048² block states; q, k and v are not formed.
+
     Source: Liu, Zaharia and Abbeel 2023 (when a ring hides what it sends); Jacobs et al. 2023.
 
     Example:
