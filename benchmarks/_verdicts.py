@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import _compilers as compilers
+from _measure import table
 from _refused import DIFFERS, GROWS, NOT_LINEAR, REFUSED
 from _selection import CONTROL, LENGTHS, Job, held, title
 
@@ -144,13 +145,6 @@ def grown(rows: list[Job]) -> list[Job]:
 
 
 # Tables.
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    """Markdown, its columns as wide as they must be."""
-    wide = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = [heads, ["-" * n for n in wide], *rows]
-    return "\n".join("| " + " | ".join(c.ljust(n) for c, n in zip(line, wide, strict=True)) + " |" for line in lines)
 
 
 def of_ways(rows: list[Job], device: str, section: str = "ways") -> str:

@@ -292,9 +292,7 @@ def weights_of(
 
 def _rows_of(caller: str, q: jax.Array, rows: ArrayLike) -> jax.Array:
     """Numbers of rows of q, counted from the first; those that are negative are given from the end."""
-    found = _errors.array(caller, "rows", rows)
-    _errors.kind(caller, "rows", found, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
-    _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=found)
+    found = arguments.row_numbers(caller, rows)
     T, R = q.shape[0], found.shape[0]
     if isinstance(T, int) and _errors.known(found):
         chosen = _errors.read(found)  # by NumPy, which inside jit too says now what is so

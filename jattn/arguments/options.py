@@ -134,6 +134,14 @@ def implementation(caller: str, given: Any) -> None:
         _errors.fail(ValueError, caller, must, remedy, implementation=repr(given))
 
 
+def row_numbers(caller: str, rows: Any) -> jax.Array:
+    """Which rows of q are chosen: integers [R]."""
+    rows = _errors.array(caller, "rows", rows)
+    _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
+    _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    return rows
+
+
 def sink_array(caller: str, sink: Any) -> jax.Array:
     """A logit, or several, that join the denominator."""
     sink = _errors.array(caller, "sink", float(sink) if type(sink) is int else sink)

@@ -12,6 +12,7 @@ import numpy as np
 
 from jattn import _errors
 from jattn.arguments import heads
+from jattn.arguments.options import row_numbers
 from jattn.many_heads import dot_product_attention, local_window
 from jattn.masks import Mask, causal, dense, lengths
 from jattn.one_head import weights_of
@@ -132,9 +133,7 @@ def measure_heads(
         _errors.fail(
             TypeError, caller, "each option of what is measured must be known", remedy, option=sorted(unknown)[0]
         )
-    rows = jnp.zeros(0, jnp.int32) if np.size(rows) == 0 else _errors.array(caller, "rows", rows)
-    _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
-    _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    rows = jnp.zeros(0, jnp.int32) if np.size(rows) == 0 else row_numbers(caller, rows)
     batch, (query, key) = _one_batch(query=query, key=key)
     (T, N), (S, K) = query.shape[1:3], key.shape[1:3]
     sided = [causal()] if is_causal else []
