@@ -7,6 +7,9 @@ schedule    which tiles are visited, by the block states of the mask, and the lo
 forward     the forward pass
 tangent     the tangent (jvp) pass
 backward    the backward (vjp) pass, its transpose
+jvp         the forward and the tangent pass at once
 heads_at_once  the forward pass of few queries of many heads, in one product
+per_query   passes for statistics and top_keys;  score: a score modifier, apart from the arrays that it closes over
 batching    batched calls: how a pass is mapped over batch and heads, on one device and on several
+kernels     the same passes as kernels of a TPU or a GPU
 """
