@@ -1053,6 +1053,16 @@ plant("scores of two classes as one program", "jattn/engine/score.py", "TileScor
 plant("the sums along diagonals, rows added the other way round", "jattn/_diagonals.py",
       "_pad(first, apart, 0) + _pad(second, 0, apart)", "_pad(first, 0, apart) + _pad(second, apart, 0)",
       "scores.py::test_a_matrix_of_equal_diagonals_and_its_transpose")
+plant("a program under the settings of where it is lowered", "jattn/engine/batching/primitive.py",
+      "with fun.settings.hold():", "with contextlib.nullcontext():",
+      "kernels.py::test_products_have_the_precision_that_was_set_where_attention_was_called",
+      "modes.py::test_float64_that_is_enabled_around_a_call_holds_where_its_program_is_lowered")
+plant("a mask of a user's own, not padded to whole tiles", "jattn/masks/_algebra.py",
+      'return jnp.pad(x, widths, mode="edge") if any(n for _, n in widths) else x', "return x",
+      "masks.py::test_a_class_of_a_users_own_has_its_own_entry_for_each_row_where_the_last_tile_is_padded")
+plant("a flow that goes on where its gradient is not finite", "jattn/flow/_continuous.py",
+      "good = finite(params) & (finite((value, grads)) | (times[i] == 0))", "good = finite(params)",
+      "flow.py::test_a_flow_ends_at_the_last_time_before_something_is_not_finite")
 plant("a derivative of a curve without its factorial", "jattn/_taylor.py",
       "[math.factorial(k) * terms[i][k - 1] for i in moved]", "[terms[i][k - 1] for i in moved]",
       "taylor.py::test_the_series_along_a_curve_is_that_of_nested_jvps")
