@@ -34,6 +34,15 @@ def followed(times, **given):
     return lambda: flow.integrate(lambda x: x**2, jnp.ones(()), ones(len(times)) * np.array(times, np.float32), **given)
 
 
+def followed_in_pieces(kind):
+    """A flow of parameters that two devices share, in a jax.shard_map or on an explicit mesh."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,), devices=jax.devices()[:2])
+    end = lambda x: flow.integrate(lambda x: (x**2).sum(), x, ones(1), tolerance=1e-5).params  # noqa: E731
+    if kind is jax.sharding.AxisType.Auto:
+        return lambda: jax.jit(jax.shard_map(end, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d")))(ones(2))
+    return lambda: end(jax.device_put(ones(2), jax.NamedSharding(mesh, jax.P("d"))))
+
+
 def another_run():
     """A folder that holds three steps, asked for four."""
     run = (lambda x: (x**2).sum(), jnp.ones(2), optax.sgd(0.1))
@@ -231,6 +240,8 @@ FLOW = [
     (ran(loss=None), TypeError, "run: loss must be a function, got loss of type NoneType. Write loss(params, *data) -> scalar."),
     (ran(observe=3), TypeError, "run: observe must be a function, got observe of type int. Write observe(now) -> a pytree of arrays."),
     (ran(track=3), TypeError, "run: track must be a function, got track of type int. Write track(updates) -> a pytree of arrays."),
+    (traced(lambda: followed_in_pieces(jax.sharding.AxisType.Auto)()), ValueError, "integrate: params must be the same on all devices of a jax.shard_map, got params that differ along d. Call it outside, of global arrays, or give jax.shard_map check_vma=False."),
+    (lambda: followed_in_pieces(jax.sharding.AxisType.Explicit)(), ValueError, "integrate: params must not be cut along explicit axes of a mesh, got params cut along d. Pass them whole, jax.sharding.reshard(x, jax.P()), or on a mesh of automatic axes."),
     (followed([1.0], observe=3), TypeError, "integrate: observe must be a function, got observe of type int. Write observe(now) -> a pytree of arrays."),
     (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=1, on_progress=3), TypeError, "run_in_parts: on_progress must be a function, got on_progress of type int. Write on_progress(steps taken, steps)."),
     (recorded(observe=3), TypeError, "recorder: observe must be a function, got observe of type int. Write observe(*args) -> arrays by name."),

@@ -1094,6 +1094,9 @@ plant("partials of devices rounded", "jattn/sharding/_schemes.py", "out, lse = m
       "sharding.py::test_a_tree_rounds_once_as_one_device_does")
 plant("the gradient of a flow through a step of no length", "jattn/flow/_continuous.py", "jnp.log1p(after)",
       "jnp.log1p(times)", "flow.py::test_a_flow_that_is_looked_at_from_its_start_on_has_a_gradient")
+plant("a flow that goes on without a gradient", "jattn/flow/_continuous.py",
+      "jnp.where(good, -jnp.exp(tau) * g.astype(dtype), 0), grads)", "-jnp.exp(tau) * g.astype(dtype), grads)",
+      "flow.py::test_a_band_without_a_gradient_ends_a_flow_unless_it_is_passed_unseen_and_then_harmlessly")
 plant("a run in loops of traced length", "jattn/flow/_paths.py", "if len(alike) <= 2:", "if len(alike) <= 1:",
       "flow.py::test_a_run_is_differentiated_in_reverse_wherever_at_says_every_so_many_steps_or_once")
 plant("64 bits of a NumPy number cut to 32", "jattn/flow/_recorder.py", "x.dtype.itemsize > 4:",

@@ -854,6 +854,28 @@ def test_a_flow_ends_at_the_last_time_before_something_is_not_finite(loss, times
     np.testing.assert_allclose(path.params, want[-1], rtol=1e-7)
 
 
+@pytest.mark.structure
+def test_a_band_without_a_gradient_ends_a_flow_unless_it_is_passed_unseen_and_then_harmlessly(x64):
+    """x = exp(−t) through bands below many places, all of one program: what is kept is exact."""
+    times = np.array([0.5, 0.8, 1.0, 2.0, 3.0])
+    top, width = (x.ravel() for x in np.meshgrid(np.linspace(0.06, 0.9, 30), [1e-5, 1e-2, 5e-2, 0.2]))
+
+    @jax.jit
+    @jax.vmap
+    def followed(top, width):
+        loss = lambda x, top, width: x**2 / 2 * jnp.where((top - width < x) & (x < top), jnp.nan, 1)  # noqa: E731
+        path = flow.integrate(loss, jnp.ones_like(top), times, data=(top, width), tolerance=1e-5)
+        return path.seen, path.broke
+
+    seen, broke = followed(top, width)
+    kept = np.arange(5) < np.where(broke < 0, 5, broke)[:, None]
+    np.testing.assert_allclose(np.where(kept, seen, np.exp(-times)), np.broadcast_to(np.exp(-times), kept.shape), 1e-4)
+    before = np.exp(-times) > top[:, None]
+    assert kept[before].all()  # the band was not yet reached
+    assert (broke[width == 0.2] >= 0).all()
+    assert (broke[width == 1e-5] < 0).any()
+
+
 # Diagnostics and the report
 
 

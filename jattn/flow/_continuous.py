@@ -26,6 +26,9 @@ def integrate(
 
         dθ/dt = −∇L(θ),    integrated as  dθ/dτ = −(1 + t) ∇L(θ),  τ = log(1 + t)
 
+    Where the loss or its gradient is not finite the flow rests, and the trajectory says so. The solver knows them at
+    the points where it takes them alone: a band that is narrower than its steps may be passed without being seen.
+
     In τ the path of a softmax that saturates is slow for ever, so t = 1e18 costs little more than t = 1e3. A flow that
     comes to rest at a finite point is stiff in τ: its cost grows as t times the largest curvature there.
 
@@ -40,16 +43,17 @@ def integrate(
 
     Returns:
       Trajectory with `at` = times, no state and no sums. `broke` is the number of the first time by which a parameter,
-      the loss or its gradient was no longer finite, −1 if none: `params` are those of the time before it, and `kept`
-      drops what was seen from it on, which means nothing. Differentiable in reverse; by a time that is 0 the derivative
-      is taken as 0.
+      the loss or its gradient was not finite, at that time or before, −1 if none: `params` are those of the time before
+      it, and `kept` drops what was seen from it on, which means nothing. Differentiable in reverse; by a time that is 0
+      the derivative is taken as 0.
 
     Raises:
       TypeError: a parameter is not floating point; `loss` or `observe` is no function; `tolerance` is not one number.
       ValueError: `times` has not one axis, or is known and does not increase from 0 on, each finite; `tolerance` is not
-      finite and above 0; the loss is not a scalar.
+      finite and above 0; the loss is not a scalar; parameters are cut along explicit axes of a mesh, or they or the
+      data vary over the devices of a jax.shard_map that checks this.
 
-    Memory: what `observe` picks, times n, and six copies of the parameters.
+    Memory: the parameters at all n times and what `observe` picks there, and some twenty copies of the parameters.
 
     Source: Dormand and Prince 1980, as jax.experimental.ode has it.
 
@@ -61,6 +65,7 @@ def integrate(
       368.0
     """
     params = check_functions("integrate", loss, observe, params, data)
+    _refuse_pieces(params, data)
     if isinstance(times, Sequence):
         times = [float(t) if type(t) is int or isinstance(t, np.integer) else t for t in times]
     given, times = times, _errors.array("integrate", "times", times)
@@ -72,6 +77,22 @@ def integrate(
     remedy = "In float32 give at least 1e-5."
     tolerance = _errors.amount("integrate", "tolerance", tolerance, above=0, remedy=remedy)
     return _integrate(loss, observe, params, times, data, tolerance)
+
+
+def _refuse_pieces(params: Tree, data: Data) -> None:
+    """Refuses what odeint's loops take no types of: parameters that are cut over explicit axes, or what varies over the
+    devices of a `jax.shard_map`, where each device would take another number of steps."""
+    for name, tree in (("params", params), ("data", data)):
+        for kind in map(jax.typeof, jax.tree.leaves(tree)):
+            if axes := sorted(map(str, kind.manual_axis_type.varying)):
+                remedy = "Call it outside, of global arrays, or give jax.shard_map check_vma=False."
+                must = f"{name} must be the same on all devices of a jax.shard_map"
+                _errors.fail(ValueError, "integrate", must, remedy, **{name: f"that differ along {', '.join(axes)}"})
+            cut = [str(entry) for entry in kind.sharding.spec if entry is not None]
+            if name == "params" and cut:
+                remedy = "Pass them whole, jax.sharding.reshard(x, jax.P()), or on a mesh of automatic axes."
+                must = "params must not be cut along explicit axes of a mesh"
+                _errors.fail(ValueError, "integrate", must, remedy, params=f"cut along {', '.join(cut)}")
 
 
 def _increase(times: np.ndarray) -> bool:
@@ -96,9 +117,12 @@ def _integrate(
     dtype = _errors.wide(times, *(x for x in jax.tree.leaves((params, data)) if _is_float(x)))
     widened = jax.tree.map(lambda x: x.astype(dtype) if _is_float(x) else x, (params, data))
 
+    # From a derivative that is not finite odeint goes on with its last polynomial, without a word. So the flow rests
+    # where the loss or its gradient is not, and every later look finds it there.
     def flow(wide: Tree, tau: jax.Array, wide_data: Data) -> Tree:
-        grads = jax.grad(loss)(_as(params, wide), *_as(data, wide_data))
-        return jax.tree.map(lambda g: -jnp.exp(tau) * g.astype(dtype), grads)
+        value, grads = jax.value_and_grad(loss)(_as(params, wide), *_as(data, wide_data))
+        good = finite((value, grads))
+        return jax.tree.map(lambda g: jnp.where(good, -jnp.exp(tau) * g.astype(dtype), 0), grads)
 
     # odeint divides by the length of its last step, and at t = 0 there was none: it is asked for a later time there.
     clock = times.astype(dtype)
@@ -112,7 +136,6 @@ def _integrate(
 
     def look(i: jax.Array, params: Tree) -> tuple[jax.Array, Tree, jax.Array]:
         value, grads = jax.value_and_grad(loss)(params, *data)
-        # Where a gradient is not finite odeint stops, and goes on with its last polynomial without a word.
         good = finite(params) & (finite((value, grads)) | (times[i] == 0))
         picked = params if observe is None else observe(Now(i, params, value, grads, None, None, data))
         return value, picked, good
