@@ -197,14 +197,21 @@ def test_flax_in_low_precision_and_other_shapes():
     assert attention_fn(query, key, value, dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("precision", ["default", "highest"])
-def test_the_precision_that_flax_asks_for_is_that_of_the_products(precision):
+@pytest.mark.parametrize(
+    ("precision", "name"),
+    [
+        ("default", "DEFAULT"),
+        ("highest", "HIGHEST"),
+        *((x, x.name) for x in jax.lax.Precision),
+        ((jax.lax.Precision.HIGHEST, "default"), "HIGHEST"),
+    ],
+)
+def test_the_precision_that_flax_asks_for_is_that_of_the_products(precision, name):
     from jattn.hosts.flax import attention_fn
 
     f = jax.jit(partial(attention_fn, precision=precision))
-    with jax.default_matmul_precision("highest" if precision == "default" else "default"):
+    with jax.default_matmul_precision("highest" if name == "DEFAULT" else "default"):
         text = f.lower(*normal(3, 2, 40, H, D, dtype=np.float32)).as_text()
-    name = precision.upper()
     assert text.count(f"precision = [{name}, {name}]") == text.count("stablehlo.dot_general") > 0
 
 

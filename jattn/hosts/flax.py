@@ -58,7 +58,7 @@ def attention_fn(
       broadcast_dropout: one draw of dropout for all heads and examples, instead of one for each.
       dropout_rng: a key of jax.random. dropout_rate: the share of weights that are dropped, unless `deterministic`.
       dtype: in which query, key and value are taken; that which they have together if None.
-      precision: of matrix products, as in jax.lax.Precision.
+      precision: of matrix products, as in jax.lax.Precision; of one for each operand the higher is that of both.
       module: a module of flax that keeps `attention_weights` [*B, N, T, S], with its `sow`: what flax passes where it
         is called with sow_weights=True. T × S memory, and no dropout is in them.
       is_causal: query t attends keys s ≤ t, counted from the first rows.
@@ -106,12 +106,21 @@ def attention_fn(
     options = {"is_causal": is_causal} | (
         {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}
     )
-    with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision):
+    with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(_name_of(precision)):
         if module is not None:
             for name, x in _kept(query, key, bias, mask, is_causal, rows, statistics).items():
                 _keep(module, name, x)
         f = attend_broadcast_dropout if dropping and broadcast_dropout else attend_heads
         return f(query, key, value, bias, mask, **options)
+
+
+def _name_of(precision: Any) -> Any:
+    """The name under which `jax.default_matmul_precision` knows a precision: it takes no member of an enumeration."""
+    if isinstance(precision, tuple):
+        precision = max(map(jax.lax.Precision, precision), key=lambda x: x.value)
+    if isinstance(precision, jax.lax.Precision):
+        return precision.name.lower()
+    return precision.name if isinstance(precision, jax.lax.DotAlgorithmPreset) else precision
 
 
 def _kept(query: Any, key: Any, bias: Any, mask: Any, is_causal: bool, rows: Any, statistics: bool) -> dict[str, Any]:
