@@ -7,6 +7,7 @@ and what it writes itself (a film, a saved figure) is kept.
 import argparse
 import contextlib
 import doctest
+import inspect
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def arguments() -> argparse.ArgumentParser:
 
 def compute(args: argparse.Namespace) -> dict:
     _cli.save(args.out, lambda: args.out.mkdir(parents=True, exist_ok=True))  # before an example fails for want of it
-    drawn = {name: _cli.save(args.out, lambda name=name: draw(name, args.out)) for name in figures.__all__}
+    names = [name for name in figures.__all__ if inspect.isfunction(getattr(figures, name))]  # and not the types
+    drawn = {name: _cli.save(args.out, lambda name=name: draw(name, args.out)) for name in names}
     return {name: {str(path): path.stat().st_size for path in files} for name, files in drawn.items()}
 
 
