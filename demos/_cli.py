@@ -147,13 +147,14 @@ def title(paper: Console, text: str, note: str = "") -> None:
 def table(heads: list[str], rows: list[list[str]], left: int = 1) -> Table:
     """A table of text, its first `left` columns flush left and the others, which are numbers, flush right.
 
-    A heading may be broken over lines, at a line feed; a cell never is.
+    A heading may be broken over lines, at a line feed; a cell never is. Where there is no room for all of it, long text
+    is cut, and no number.
     """
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     for i, head in enumerate(heads):
-        made.add_column(head, justify="left" if i < left else "right", no_wrap=True, vertical="bottom")
+        made.add_column(head, justify="left" if i < left else "right", no_wrap=i >= left, vertical="bottom")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(Text(x, no_wrap=True, overflow="ellipsis") if i < left else x for i, x in enumerate(row)))
     return made
 
 

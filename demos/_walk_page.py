@@ -33,7 +33,7 @@ def written_words(r: dict) -> list[int]:
 
 def short(x: float) -> str:
     """Two decimals, or four digits where those say more."""
-    return max(f"{x:.2f}", f"{x:.4g}", key=len)
+    return max(f"{x + 0.0:.2f}", f"{x + 0.0:.4g}", key=len)  # + 0.0: no −0.00
 
 
 def written_out(x: list[float], y: list[float]) -> str:

@@ -39,7 +39,7 @@ def compute(args: argparse.Namespace) -> dict:
 
     steps = jattn.explain(E, E, E)
     _, scaled, weights, out = (np.asarray(x) for x in steps)
-    less = np.where(scaled.max(1) > 500, scaled.max(1), 0)  # an exponential beyond float64 is shown less the largest
+    less = scaled.max(1) * (scaled.max() > 500)  # exponentials that may be beyond float64 are shown less the largest
     exps = np.exp(scaled - less[:, None])
 
     others = weights[t] - (np.arange(len(words)) == t)
