@@ -182,6 +182,16 @@ def test_numbers_have_no_negative_zero_and_no_endless_digits():
     assert "-2.000" in page
 
 
+def test_a_number_too_long_for_its_column_has_an_exponent_of_three_digits():
+    rows = text(console.ranked([[1e30, -160_000.0]], ["bank"], ["river", "money"])).splitlines()[2:]
+    assert [row.split()[1:4] for row in rows] == [["bank", "river", "1e+30"], ["bank", "money", "-1.6e+05"]]
+    assert text(console.vectors(["a"], [[163_000.0]], digits=0)).split()[-1] == "1.63e+05"
+
+
+def test_an_infinity_that_was_predicted_is_not_conserved():
+    assert text(console.conserved({"a": (np.inf, [np.inf])})) == "FAIL  a: off by at most nan\n"
+
+
 def test_numbers_whose_difference_or_square_is_no_float_are_drawn():
     assert "▁▅█" in text(console.sparklines({"loss": [-1.7e308, 0.0, 1.7e308]}))
     lines = text(console.why([[3e200, 4e200], [0.0, 0.0]], ["river", "money"], digits=2)).splitlines()

@@ -230,6 +230,25 @@ def test_bad_input_is_one_line_and_status_2(argv, names, tmp_path, monkeypatch, 
     assert err.rstrip().endswith(".")
 
 
+def test_a_long_word_is_cut_and_no_number_beside_it(tmp_path):
+    page = run("--word", "incomprehensibilities" * 3 + "=-1000,0.25", "--word", "to=0.5,0").stdout
+    table = page[page.index("in full") : page.index("The shift")]
+    assert all(
+        number in table for number in ("weight", "value x", "weighted y", "-1000.000", "[-1000.000, 0.250]", "moved by")
+    )
+
+
+def test_where_one_exponential_is_beyond_float64_each_is_less_the_largest_of_its_row():
+    demo = importlib.import_module("walk_near_river_bank")
+    r = cli.evaluate(demo.compute, arguments("--word", "far=1000,0", "--word", "near=0.5,0.5"))
+    close(np.max(r["exps"], 1), [1.0, 1.0])
+    close(r["less"], np.max(r["scaled"], 1))
+
+
+def test_a_product_of_zero_is_written_without_a_sign():
+    assert importlib.import_module("_walk_page").written_out([-1.0, 0.0], [0.0, 2.0]) == "-1×0 + 0×2 = 0.00 + 0.00"
+
+
 def test_bad_input_as_the_reader_sees_it():
     done = run("--word", "river=0.8,0.8", "--word", "bank=0.8")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

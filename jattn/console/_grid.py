@@ -197,9 +197,9 @@ def _labelled(caller: str, name: str, numbers: np.ndarray, rows: Sequence[str], 
 
 
 def number(x: Any, digits: int) -> str:
-    """Fixed decimals, or an exponent where those would be too many characters."""
+    """Fixed decimals, or an exponent and at least three digits where those would be too many characters."""
     x = float(x)
-    text = f"{x:.{digits}f}" if abs(x) < 1e5 or not np.isfinite(x) else f"{x:.{digits}g}"
+    text = f"{x:.{digits}f}" if abs(x) < 1e5 or not np.isfinite(x) else f"{x:.{max(digits, 3)}g}"
     return text.removeprefix("-") if not text.strip("-0.") else text  # no −0.000
 
 

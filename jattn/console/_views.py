@@ -68,8 +68,8 @@ def ranked(
     lines = []
     for layer, head, t, s in zip(*np.unravel_index(order, x.shape), strict=True):
         row = x[layer, head, t]
-        line = [f"{layer}.{head}", _grid.cut(rows[t], room), _grid.cut(columns[s], room), f"{row[s]:z.3f}"]
-        lines.append(line if narrow else [*line, f"{float(_picture_inputs.entropy(row)):z.3f}"])
+        line = [f"{layer}.{head}", _grid.cut(rows[t], room), _grid.cut(columns[s], room), _grid.number(row[s], 3)]
+        lines.append(line if narrow else [*line, _grid.number(_picture_inputs.entropy(row), 3)])
     heads = ["head", "query", "key", "weight", "entropy"]
     return _grid.titled(title, _grid.plain(heads[:4] if narrow else heads, lines, left=3))
 
@@ -344,7 +344,8 @@ def conserved(
     """
     lines, tolerance = [], _errors.amount("conserved", "tolerance", tolerance)
     for name, (predicted, measured) in _picture_inputs.pairs("conserved", "quantities", quantities).items():
-        off = abs(predicted - measured)
+        with np.errstate(invalid="ignore", over="ignore"):  # ∞ − ∞ is NaN, which fails
+            off = abs(predicted - measured)
         holds = bool((off <= tolerance * np.maximum(1.0, abs(predicted))).all())
         worst = float(np.max(off, initial=0))
         verdict = Text("pass" if holds else "FAIL", _GOOD if holds else f"bold {_BAD}")

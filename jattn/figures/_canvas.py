@@ -141,12 +141,19 @@ def names(caller: str, name: str, given: Sequence[str], axis: str, n: int) -> li
 def drawable(name: str) -> str:
     """One such name."""
     name = "\n".join(map(_picture_inputs.printable, name.split("\n")))
+    return as_text(name if len(name) <= _CUT or is_math_text(name) else name[: _CUT - 1] + "…")
+
+
+def as_text(text: str) -> str:
+    """A text of which each line is drawn letter by letter if what lies between two `$` of it is no mathtext."""
+    return "\n".join(line if _is_drawn(line) else line.replace("$", r"\$") for line in text.split("\n"))
+
+
+def _is_drawn(line: str) -> bool:
     try:
-        is_plain = not is_math_text(name) or bool(width(name, 10))
+        return not is_math_text(line) or bool(width(line, 10))
     except ValueError:
-        is_plain = False
-    cut = name if len(name) <= _CUT or is_math_text(name) else name[: _CUT - 1] + "…"
-    return cut if is_plain else cut.replace("$", r"\$")
+        return False
 
 
 def more_than(inches: float, names: Sequence[str], size: float) -> float:
@@ -352,7 +359,7 @@ def set_title(on: Axes | Figure | SubFigure, title: str, size: float) -> None:
     What it would not break, or in the wrong place, is broken here: a word too long, and a text with mathtext, which is
     kept together between two `$`. A figure of our own grows by these lines.
     """
-    figure, size = on.get_figure(root=True) or on, points(size)
+    figure, size, title = on.get_figure(root=True) or on, points(size), as_text(title)
     across = extent(figure)[0]
     room = min(0.7 * across, extent(on)[0])
     if isinstance(figure, _Ours):

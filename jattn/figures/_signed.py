@@ -59,11 +59,14 @@ def why(
     given = ax is not None
     figure, ax = _canvas.axes(ax, (3.4 + 0.9 * min(D, 12) + _canvas.more_than(1.2, labels, 9), 4.0))
     unit = _canvas.extent(ax)[0] / max(D + 0.5, 1) if given else 0.9 * 72  # of one dimension, in points
-    fits = min(9.0, 0.55 * unit / _canvas.width("+0.000", 1.0) * 10 / matplotlib.rcParams["font.size"])
+    most = max(np.maximum(x, 0).sum(0).max(initial=0), -np.minimum(x, 0).sum(0).min(initial=0), 1e-300)
+    largest = max(most, abs(ends).max(initial=0))
+    decimals = "+z.3f" if 0.01 <= largest < 1e4 or largest == 1e-300 else "+z.1e"  # no bar is +0.000
+    wide = _canvas.width(f"{0:{decimals}}", 1.0)
+    fits = min(9.0, 0.55 * unit / wide * 10 / matplotlib.rcParams["font.size"])
     legible = _canvas.points(fits) <= fits * matplotlib.rcParams["font.size"] / 10  # not below the least
     hatches = _canvas.HATCHES
     above, below = np.zeros(D), np.zeros(D)
-    most = max(np.maximum(x, 0).sum(0).max(initial=0), -np.minimum(x, 0).sum(0).min(initial=0), 1e-300)
     for s, (pull, label) in enumerate(zip(x, labels, strict=True)):
         base = np.where(pull >= 0, above, below)
         colour = _canvas.colour(s)
@@ -73,14 +76,14 @@ def why(
         )  # fmt: skip
         for d in range(D):
             if abs(pull[d]) > 0.15 * most and D <= 8 and legible and unit >= 48:
-                _canvas.write(ax, f"{pull[d]:+z.3f}", (d, base[d] + pull[d] / 2), -3, _canvas.pen(), fits)
+                _canvas.write(ax, f"{pull[d]:{decimals}}", (d, base[d] + pull[d] / 2), -3, _canvas.pen(), fits)
         above, below = above + np.maximum(pull, 0), below + np.minimum(pull, 0)
     ax.axhline(0, color=matplotlib.rcParams["axes.edgecolor"], lw=0.8)
     for d, end in enumerate(ends):
         ax.plot([d - 0.42, d + 0.42], [end, end], color=_canvas.pen(), lw=2.2, solid_capstyle="butt", zorder=6)
     for d, end in enumerate(ends):
         if D <= 12 and legible:
-            _canvas.write(ax, f"{end:+z.3f}", (d + 0.44, end), -3, _canvas.pen(), fits, ha="left", weight="bold")
+            _canvas.write(ax, f"{end:{decimals}}", (d + 0.44, end), -3, _canvas.pen(), fits, ha="left", weight="bold")
     need = _canvas.longest(across, _canvas.points(8)) + 3 if given else 0
     _canvas.name_ticks(ax.xaxis, range(D), across, need)
     ax.set_xlim(-0.6, D - 0.1)
@@ -143,7 +146,8 @@ def conserved(
         panel.plot(
             at[::every], measured[::every], "o", ms=4, mfc="none", mec="#0072B2", label="measured", clip_on=False
         )
-        off = float(np.max(abs(predicted - measured), initial=0))  # NaN is not conserved, and said
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN, as of ∞ − ∞, is not conserved, and said
+            off = float(np.max(abs(predicted - measured), initial=0))
         seen = np.array([0.0, *(x for x in (*predicted, *measured) if np.isfinite(x))][1:] or [0.0])
         low, high = seen.min(), seen.max()
         least = 1e-6 * max(1.0, abs(low), abs(high))  # rounding is not drawn as if it were a movement
