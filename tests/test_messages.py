@@ -7,6 +7,7 @@ import inspect
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,20 @@ QUERY, KEY, VALUE = ones(B, T, N, D), ones(B, S, K, D), ones(B, S, K, Dv)
 class Remainders(masks.Mask):
     def pairs(self, q, k):
         return (q.positions - k.positions) % 4
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Stated(masks.Mask):
+    """A class that answers one thing of all tiles."""
+
+    state: Any
+
+    def pairs(self, q, k):
+        return q.positions >= k.positions
+
+    def block_state(self, q, k):
+        return self.state()
 
 
 @jax.tree_util.register_dataclass
@@ -327,6 +342,14 @@ TABLE = [
     (lambda: masks.to_dense(Flagged(ones(T), ("qk",)), T, S), ValueError, f"to_dense: flags of Flagged must have the shape [T, S], got flags [{T}]. Give each axis its full length or 1: [T, S] is [{T}, {S}] here."),
     (attend(mask=Flagged(ones(T), ("q", "k"))), ValueError, 'attention: leaf_axes of Flagged must name axes for each of its arrays, got leaf_axes of 2 for 1. Return "q", "k", "qk" or "" for each, in the order of jax.tree.leaves.'),
     (attend(mask=Flagged(ones(T), ("t",))), ValueError, """attention: leaf_axes of Flagged must be made of "q" and "k", got leaf_axes ['t']. Return "" for an array without an entry a row."""),
+    (attend(mask=~Stated(lambda: "full"), tile=(16, 16)), TypeError, "mask: block_state of Stated must return block states that broadcast to the tiles, got block_state returning str. Return masks.block_state(some, every), or masks.PARTIAL; there are [1, 2] tiles here."),
+    (attend(mask=~Stated(lambda: True), tile=(16, 16)), TypeError, "mask: block_state of Stated must return block states that broadcast to the tiles, got block_state returning bool. Return masks.block_state(some, every), or masks.PARTIAL; there are [1, 2] tiles here."),
+    (attend(mask=~Stated(lambda: (True, False)), tile=(16, 16)), TypeError, "mask: block_state of Stated must return block states that broadcast to the tiles, got block_state returning tuple. Return masks.block_state(some, every), or masks.PARTIAL; there are [1, 2] tiles here."),
+    (attend(mask=~Stated(lambda: ones(2, 1)), tile=(16, 16)), TypeError, "mask: block_state of Stated must return block states that broadcast to the tiles, got block_state returning float32[2, 1]. Return masks.block_state(some, every), or masks.PARTIAL; there are [1, 2] tiles here."),
+    (attend(mask=~Stated(lambda: whole(3)), tile=(16, 16)), TypeError, "mask: block_state of Stated must return block states that broadcast to the tiles, got block_state returning int32[3]. Return masks.block_state(some, every), or masks.PARTIAL; there are [1, 2] tiles here."),
+    (attend(mask=~Stated(lambda: 3), tile=(16, 16)), TypeError, "mask: block_state of Stated must return block states that broadcast to the tiles, got block_state returning int with [3]. Return masks.block_state(some, every), or masks.PARTIAL; there are [1, 2] tiles here."),
+    (attend(mask=~Stated(lambda: -whole(1, 2)), tile=(16, 16)), TypeError, "mask: block_state of Stated must return block states that broadcast to the tiles, got block_state returning int32[1, 2] with [-1]. Return masks.block_state(some, every), or masks.PARTIAL; there are [1, 2] tiles here."),
+    (attend(mask=~Stated(lambda: jnp.ones((2, 1), bool)), tile=(16, 16)), TypeError, "mask: block_state of Stated must return block states that broadcast to the tiles, got block_state returning bool[2, 1]. Return masks.block_state(some, every), or masks.PARTIAL; there are [1, 2] tiles here."),
     (lambda: masks.to_dense(masks.Mask(), T, S), TypeError, "mask: a class of masks must define pairs(self, q, k), got mask of type Mask. Return the booleans of one tile, as in q.positions >= k.positions."),
     (lambda: scores.Score()(1.0, 0, 0), TypeError, "score: a class of scores must define __call__(self, score, t, s), got score of type Score. Return the new score, of one number and two positions or of a tile of them."),
     (lambda: masks.causal() | None, TypeError, "mask: both sides of | must be masks, got other of type NoneType. Wrap a boolean array first: masks.dense(array)."),

@@ -11,7 +11,7 @@ import numpy as np
 from jattn import _errors, _html
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import value
-from jattn.masks._tiles import FULL, PARTIAL, BlockState, Rows, Spans, TileAxis
+from jattn.masks._tiles import EMPTY, FULL, PARTIAL, BlockState, Rows, Spans, TileAxis
 
 SHOWN = 24
 """How many queries and keys a notebook shows of a mask."""
@@ -42,13 +42,43 @@ def _booleans_of_a_tile(pairs: Callable[..., Any]) -> Callable[..., Any]:
         except (AttributeError, TypeError, ValueError):
             fits = isinstance(found, bool)
         if not fits:
-            what = f"{found.dtype}{_errors.shape(found)}" if hasattr(found, "dtype") else f"{type(found).__name__}"
             must = f"pairs of {type(self).__name__} must return booleans that broadcast to a tile"
             remedy = f"Compare numbers, as in q.positions >= k.positions; the tile is {list(tile)} here."
-            _errors.fail(TypeError, "mask", must, remedy, pairs=f"returning {what}")
+            _errors.fail(TypeError, "mask", must, remedy, pairs=f"returning {_what(found)}")
         return jnp.asarray(found)
 
     return checked
+
+
+def _states_of_tiles(block_state: Callable[..., Any]) -> Callable[..., Any]:
+    """`block_state` of a user's class, which refuses what is not one state for all tiles, or one of each."""
+
+    @functools.wraps(block_state)
+    def checked(self: "Mask", q: Spans, k: Spans) -> Any:
+        found = block_state(self, q, k)
+        grid = jnp.broadcast_shapes(q.first.shape, k.first.shape)
+        is_integer = isinstance(found, int) and not isinstance(found, bool)
+        try:
+            is_integer = is_integer or bool(jnp.issubdtype(found.dtype, jnp.integer))
+            fits = is_integer and jnp.broadcast_shapes(np.shape(found), grid) == grid
+        except (AttributeError, TypeError, ValueError):
+            fits = False
+        what = _what(found)
+        if fits and not isinstance(found, jax.Array):
+            unknown = np.setdiff1d(found, (EMPTY, PARTIAL, FULL))
+            fits, what = unknown.size == 0, f"{what} with {unknown[:1]}"
+        if not fits:
+            must = f"block_state of {type(self).__name__} must return block states that broadcast to the tiles"
+            remedy = f"Return masks.block_state(some, every), or masks.PARTIAL; there are {list(grid)} tiles here."
+            _errors.fail(TypeError, "mask", must, remedy, block_state=f"returning {what}")
+        return found
+
+    return checked
+
+
+def _what(found: Any) -> str:
+    """A dtype with its shape, or the name of a type that has none."""
+    return f"{found.dtype}{_errors.shape(found)}" if hasattr(found, "dtype") else f"{type(found).__name__}"
 
 
 class Mask:
@@ -81,8 +111,12 @@ class Mask:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "pairs" in cls.__dict__ and not cls.__module__.startswith("jattn."):
+        if cls.__module__.startswith("jattn."):
+            return
+        if "pairs" in cls.__dict__:
             cls.pairs = _booleans_of_a_tile(cls.pairs)  # type: ignore[method-assign]
+        if "block_state" in cls.__dict__:
+            cls.block_state = _states_of_tiles(cls.block_state)  # type: ignore[method-assign]
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         """Which pairs of one tile are allowed: booleans that broadcast to it.
