@@ -1054,7 +1054,7 @@ plant("the sums along diagonals, rows added the other way round", "jattn/_diagon
       "_pad(first, apart, 0) + _pad(second, 0, apart)", "_pad(first, 0, apart) + _pad(second, apart, 0)",
       "scores.py::test_a_matrix_of_equal_diagonals_and_its_transpose")
 plant("a program under the settings of where it is lowered", "jattn/engine/batching/primitive.py",
-      "with fun.settings.hold():", "with contextlib.nullcontext():",
+      "with fun.settings.hold():\n        return _lower(", "with contextlib.nullcontext():\n        return _lower(",
       "kernels.py::test_products_have_the_precision_that_was_set_where_attention_was_called",
       "modes.py::test_float64_that_is_enabled_around_a_call_holds_where_its_program_is_lowered")
 plant("a mask of a user's own, not padded to whole tiles", "jattn/masks/_algebra.py",

@@ -258,7 +258,8 @@ def _run_kernel(kernel: Kernel, fun: BatchedFunction, *xs: Any) -> list[jax.Arra
 def _compiled(*xs: Any, fun: BatchedFunction) -> list[jax.Array]:
     if not any(isinstance(x, jax.core.Tracer) for x in xs):
         # jax.disable_jit; or jax.debug_nans found a NaN, and calls what was compiled once more, operation by operation.
-        return fun.for_platform(jax.default_backend())(*xs)
+        with fun.settings.hold():
+            return fun.for_platform(jax.default_backend())(*xs)
     return batched_call_p.bind(*xs, fun=fun)
 
 
@@ -281,7 +282,8 @@ def abstract(*avals: Any, fun: BatchedFunction) -> list[Any]:
 
 
 def _traced_types(fun: BatchedFunction, *types: Any) -> list[Any]:
-    return list(jax.make_jaxpr(partial(_run, fun))(*types).out_avals)
+    with fun.settings.hold():
+        return list(jax.make_jaxpr(partial(_run, fun))(*types).out_avals)
 
 
 def _unbatched_type(aval: Any) -> Any:
