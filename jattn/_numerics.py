@@ -179,17 +179,20 @@ class Settings(NamedTuple):
     """Whether there is float64: `jax.enable_x64`."""
     precision: str | None
     """That of products: `jax.default_matmul_precision`."""
+    partitionable: bool
+    """How keys of threefry draw: `jax.threefry_partitionable`."""
 
     @classmethod
     def here(cls) -> "Settings":
         """Those that hold now."""
         config: Any = jax.config
-        return cls(config.jax_enable_x64, config.jax_default_matmul_precision)
+        return cls(config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_threefry_partitionable)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Inside it these hold."""
-        with jax.enable_x64(self.x64), jax.default_matmul_precision(self.precision):
+        precision, draws = jax.default_matmul_precision(self.precision), jax.threefry_partitionable(self.partitionable)
+        with jax.enable_x64(self.x64), precision, draws:
             yield
 
 

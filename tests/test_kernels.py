@@ -602,6 +602,22 @@ def test_one_exported_program_holds_the_form_of_each_platform():
     assert_close(exported.call(*x), jax.tree.map(np.asarray, jax.jit(f)(*x)))
 
 
+@pytest.mark.structure
+def test_the_report_is_of_the_settings_where_attention_was_called():
+    """Drawn otherwise dropout has no kernel; the control: as it is drawn without the block, it has one."""
+
+    def drawn(partitionable, *x):
+        with jax.threefry_partitionable(partitionable):
+            return jattn.attention(*x, dropout_rate=0.1, dropout_key=jax.random.key(0))
+
+    for partitionable in (True, False):
+        f = functools.partial(drawn, partitionable)
+        (found,) = jattn.implementations(f, *head(), platform="tpu")
+        assert found.kernel == partitionable
+        program = jax.export.export(jax.jit(f), platforms=("tpu",))(*head()).mlir_module()
+        assert ("tpu_custom_call" in program) == partitionable
+
+
 ROWS = {"q_positions": np.arange(2048, dtype=np.int32), "k_positions": np.arange(2048, dtype=np.int32)}
 LEARNED, ARRAYS = np.zeros(9, np.float32), jnp.zeros((3, T))
 WITHOUT = {  # what has no kernel: options, sizes, and what is said

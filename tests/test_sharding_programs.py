@@ -1,5 +1,6 @@
 """What the compiled programs contain: which collectives, how many, of what size, and how much memory."""
 
+import contextlib
 import functools
 import math
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -354,6 +356,30 @@ def lengths_and_dropout(dtype, T):
     sent, off = on_devices(f, (lengths, *x), (P("x"),) * 4, P("x"))
     assert sent == {}
     assert off == 0
+
+
+@pytest.mark.structure
+@pytest.mark.parametrize("inside", [True, False], ids=["in jit", "around jit"])
+def test_dropout_of_sharded_examples_draws_as_threefry_was_set_where_it_was_called(inside):
+    """The compiler asks for each device's share in a thread of its own; the control: the other setting draws others."""
+    x = tuple(normal(8, 24, 2, 4, seed=i) for i in range(3))
+
+    @jax.grad
+    def gradient(x):
+        out = jattn.dot_product_attention(*x, dropout_rate=0.3, dropout_key=jax.random.key(0))
+        return jnp.sum(jnp.sin(out))
+
+    def set_to(partitionable, x):
+        with jax.threefry_partitionable(partitionable):
+            return gradient(x)
+
+    draws = not jax.config.jax_threefry_partitionable
+    of_other, want = set_to(not draws, x), set_to(draws, x)
+    sharded = jax.device_put(x, NamedSharding(mesh_of(8, "x"), P("x")))
+    with contextlib.nullcontext() if inside else jax.threefry_partitionable(draws):
+        got = jax.jit(functools.partial(set_to, draws) if inside else gradient)(sharded)
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
+    assert max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(of_other, want, strict=True)) > 0.01
 
 
 @pytest.mark.structure

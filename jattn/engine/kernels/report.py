@@ -96,5 +96,6 @@ def _of_call(eqn: Any, platform: str) -> Implementation:
         return Implementation("derived", False, "derivatives that JAX derives of the passes run as loops")
     if fun.plan.implementation == "loops":
         return Implementation(name, False, "implementation='loops' was asked for")
-    reason = refusal(for_kernels(fun, platform), levels, [v.aval for v in eqn.invars])
+    with fun.settings.hold():
+        reason = refusal(for_kernels(fun, platform), levels, [v.aval for v in eqn.invars])
     return Implementation(name, reason is None, reason or "")
