@@ -2,6 +2,7 @@
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
 import dataclasses
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -61,6 +62,15 @@ def observed_otherwise(observe):
             flow.run_in_parts(*args, every=2, folder=folder + "/run", observe=observe)
 
     return run
+
+
+def a_damaged_checkpoint():
+    """A folder whose last checkpoint has lost what it held."""
+    run = (lambda x: (x**2).sum(), jnp.ones(2), optax.sgd(0.1), 3)
+    with tempfile.TemporaryDirectory() as folder:
+        flow.run_in_parts(*run, every=2, folder=folder)
+        shutil.rmtree(Path(folder) / "3" / "told")
+        flow.run_in_parts(*run, every=2, folder=folder)
 
 
 def without_orbax():
@@ -152,6 +162,7 @@ FLOW = [
     (observed_otherwise(lambda now: (now.params, now.loss)), ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other observe. Give it a folder of its own, or ask for the run that is there."),
     (observed_otherwise(lambda now: jnp.full(2, now.step)), ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other observe. Give it a folder of its own, or ask for the run that is there."),
     (observed_otherwise(lambda now: now.params[:1]), ValueError, "run_in_parts: folder must hold the run that is asked for, got folder of a run with other observe. Give it a folder of its own, or ask for the run that is there."),
+    (a_damaged_checkpoint, ValueError, "run_in_parts: folder must hold checkpoints that can be read, got folder with a damaged one, 3. Remove 3 from the folder: the run goes on from the checkpoint before it, or from its beginning."),
     (without_orbax, ModuleNotFoundError, "run_in_parts: orbax must be installed, got orbax not found. Run: pip install 'jattn[train]'."),
     (lambda: flow.integrate(lambda x: x, jnp.ones(()), ones(2, 2)), ValueError, "integrate: times must have the axes [n], got times [2, 2]. Pass the times to look at, from 0 on."),
     (followed([]), ValueError, "integrate: times must increase from 0 on, got times [0]. Pass the times to look at, finite, sorted and without repeats."),

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -692,6 +693,25 @@ def test_a_run_in_parts_stops_at_a_nan(tmp_path):
 def test_a_run_in_parts_takes_its_steps_as_a_number_of_numpy(tmp_path):
     path = flow.run_in_parts(cliff, jnp.float32(0), optax.sgd(1.0), np.int64(3), every=2, folder=tmp_path)
     assert path.at.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("lost", ["told/metadata", "arrays/_METADATA", "told", "arrays", ""])
+def test_a_damaged_checkpoint_is_named_and_without_it_the_run_goes_on_from_the_one_before(lost, tmp_path):
+    args, more = (quadratic, jnp.array([1.0, -2.0]), optax.adam(0.1), 6), {"every": 2, "at": 2, "data": (jnp.ones(2),)}
+    whole = flow.run_in_parts(*args, folder=tmp_path, **more)
+    damaged = tmp_path / "6" / lost
+    if damaged.is_dir():
+        shutil.rmtree(damaged)
+        damaged.mkdir()
+    else:
+        damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    with pytest.raises(ValueError, match="run_in_parts: folder must hold checkpoints that can be read") as error:
+        flow.run_in_parts(*args, folder=tmp_path, **more)
+    assert "with a damaged one, 6. Remove 6 from the folder" in str(error.value)
+    shutil.rmtree(tmp_path / "6")
+    told = []
+    assert_same(flow.run_in_parts(*args, folder=tmp_path, on_progress=lambda *x: told.append(x), **more), whole)
+    assert told == [(6, 6)], "only the rest was computed"
 
 
 LONG = """

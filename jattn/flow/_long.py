@@ -40,16 +40,16 @@ def run_in_parts(
       loss: as in `run`.
       params, optimizer, steps, data, observe, at, state, track: as in `run`.
       every: how many steps a part has at most, 1 or more: how often there is word, and how much a kill can cost.
-      folder: where to keep checkpoints, the last two; needs the extra `train`. None keeps none. Resuming takes what was
-        learned from there, and `loss`, `data` and `optimizer` from you.
+      folder: where to keep checkpoints, the last two, for one process at a time; needs the extra `train`. None keeps
+        none. Resuming takes what was learned from there, and `loss`, `data` and `optimizer` from you.
       on_progress: on_progress(steps taken, steps) after each part, such as `jattn.console.progress` makes.
 
     Returns:
       A Trajectory, as `run` does: of the kept looks alone where the run broke.
 
     Raises:
-      TypeError, ValueError: as `run`; or the folder holds a run with other parameters, `steps` or `at`, or one whose
-        `observe` picked other names, shapes or dtypes.
+      TypeError, ValueError: as `run`; or the folder holds a run with other parameters, `steps` or `at`, one whose
+        `observe` picked other names, shapes or dtypes, or a last checkpoint of which files are lost or damaged.
       ModuleNotFoundError: a folder is given and orbax is not installed: the extra `train` brings it.
 
     Memory: as `run`; a checkpoint holds what was seen so far.
@@ -157,7 +157,7 @@ class _Checkpoints:
         if last is None:
             return run_state, []
         args = self._ocp.args
-        told = self._manager.restore(last, args=args.Composite(told=args.JsonRestore()))["told"]
+        told = self._read(last, told=args.JsonRestore())
         if told != self._told:
             others = " and ".join(name for name in self._told if told.get(name) != self._told[name])
             remedy = "Give it a folder of its own, or ask for the run that is there."
@@ -165,10 +165,21 @@ class _Checkpoints:
             _errors.fail(ValueError, "run_in_parts", must, remedy, folder=f"of a run with other {others}")
         n = sum(t <= last for t in looks)
         blank = [jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), like)] if n else []
-        wanted = args.Composite(arrays=args.StandardRestore(_named(run_state, blank)))
-        held = self._manager.restore(last, args=wanted)["arrays"]
+        held = self._read(last, arrays=args.StandardRestore(_named(run_state, blank)))
         run_state = jax.tree.unflatten(jax.tree.structure(run_state), _ordered(held["run_state"]))
         return run_state, [jax.tree.unflatten(jax.tree.structure(like), _ordered(held["seen"]))] if n else []
+
+    def _read(self, step: int, **item: Any) -> Any:
+        """One item of a checkpoint, whatever of its files is lost or cut short."""
+        (name,) = item
+        try:
+            return self._manager.restore(step, args=self._ocp.args.Composite(**item))[name]
+        except (ValueError, LookupError, OSError):
+            remedy = (
+                f"Remove {step} from the folder: the run goes on from the checkpoint before it, or from its beginning."
+            )
+            must = "folder must hold checkpoints that can be read"
+            _errors.fail(ValueError, "run_in_parts", must, remedy, folder=f"with a damaged one, {step}")
 
     def close(self) -> None:
         self._manager.close()
