@@ -1078,6 +1078,12 @@ plant("what is whole left whole on an explicit mesh", "jattn/arguments/heads.py"
 plant("runs on an explicit mesh as on none", "jattn/flow/_paths.py",
       "return mapped_as(first, RunState(", "return (lambda _, begin: begin)(first, RunState(",
       "flow.py::test_runs_are_mapped_over_an_explicit_mesh")
+plant("dropout of sharded examples drawn as outside of the block", "jattn/_numerics.py",
+      "precision, draws:", "precision:",
+      "sharding_programs.py::test_dropout_of_sharded_examples_draws_as_threefry_was_set_where_it_was_called")
+plant("a checkpoint without its files as orbax says it", "jattn/flow/_long.py", "(ValueError, LookupError, OSError)",
+      "ValueError",
+      "flow.py::test_a_damaged_checkpoint_is_named_and_without_it_the_run_goes_on_from_the_one_before")
 plant("a cache on an explicit mesh as on none", "jattn/_numerics.py",
       "(*xs) if on_explicit_mesh() else f(*xs)", "(*xs) if False else f(*xs)",
       "cache.py::test_on_an_explicit_mesh_a_cache_lies_as_it_lay_and_what_is_read_as_its_queries")
