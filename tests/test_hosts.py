@@ -370,6 +370,53 @@ def test_the_signature_of_transformers_gives_what_its_layers_compute(mask):
         near(ours, theirs.grad.numpy(), ulps=128)
 
 
+@pytest.mark.structure
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kept", [None, "static"], ids=["dynamic", "static"])
+def test_a_model_of_transformers_generates_what_it_does_by_its_own_attention(kept, monkeypatch):
+    """Gemma 2, one layer with a window and one without, soft-capped, of two examples the first padded on the left.
+
+    The mask is that of eager_mask: sdpa_mask makes none for a prompt without padding, in a longer static cache either.
+    """
+    torch = pytest.importorskip("torch", reason="pip install 'jattn[parity]'")
+    models = pytest.importorskip("transformers", reason="pip install 'jattn[parity]'")
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
+
+    from jattn.hosts.transformers import attention_interface
+
+    def ours(module, query, key, value, mask, scaling, dropout=0.0, *, softcap, sliding_window=None, **_):
+        arrays = (None if x is None else x.numpy() for x in (query, key, value, mask))
+        more = {"softcap": softcap, "sliding_window": sliding_window}
+        out, weights = attention_interface(module, *arrays, scaling, dropout, **more)
+        return torch.tensor(np.asarray(out)), weights
+
+    monkeypatch.setitem(models.modeling_utils.ALL_ATTENTION_FUNCTIONS._global_mapping, "ours", ours)
+    config = models.Gemma2Config(
+        vocab_size=37, hidden_size=16, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, query_pre_attn_scalar=4, sliding_window=4, attn_logit_softcapping=2.0,
+        max_position_embeddings=32, initializer_range=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = models.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    prompt = torch.arange(2, 16).reshape(2, 7)
+
+    def scores(attention, mask_of, padded):
+        monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "ours", mask_of)
+        model.set_attn_implementation(attention)
+        held = torch.ones_like(prompt)
+        held[0, :padded] = 0
+        found = model.generate(
+            prompt, attention_mask=held, max_new_tokens=2, do_sample=False, cache_implementation=kept,
+            disable_compile=True, output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        return np.stack([x.numpy() for x in found.scores])
+
+    for padded in (3, 0):
+        near(scores("ours", eager_mask, padded), scores("eager", eager_mask, padded))
+    far = np.abs(scores("ours", sdpa_mask, 0) - scores("eager", eager_mask, 0)).max()
+    assert (far > 1e-3) == (kept == "static")
+
+
 def test_the_signature_of_transformers_has_sinks_position_biases_and_dropout():
     from jattn.hosts.transformers import attention_interface
 

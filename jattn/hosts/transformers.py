@@ -55,7 +55,9 @@ def attention_interface(
       softcap: c of c · tanh(score / c), before any mask.
       s_aux: sinks, [N].
       position_bias: added to the scores, of a shape that broadcasts to [B, N, T, S].
-      is_causal: query t attends keys s ≤ t, counted from the last rows, as a decoder with a cache needs.
+      is_causal: query t attends keys s ≤ t, counted from the last rows, as a decoder with a cache needs. transformers'
+        own sdpa_attention_forward counts T > 1 queries from the first rows, and sdpa_mask makes no mask for a prompt in
+        a static cache that is longer: pass the attention_mask there, as eager_mask makes it.
       ignored: what else transformers passes on.
 
     Returns:
