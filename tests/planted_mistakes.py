@@ -1114,7 +1114,7 @@ plant("a transpose by what attention is not linear in", "jattn/engine/batching/d
 plant("a transpose by the values in loops of traced length", "jattn/engine/batching/derivatives.py",
       "is None:\n        transposed =", "is None or True:\n        transposed =",
       "transforms.py::test_a_linear_solver_attends_and_its_gradient_transposes_attention_by_its_values")
-plant("a derivative that is linear in its own tangents alone", "jattn/engine/batching/primitive.py",
+plant("a derivative that is linear in its own tangents alone", "jattn/engine/batching/function.py",
       "others = (xs | {tangents", "others = (xs & set() | {tangents",
       "transforms.py::test_a_product_with_a_hessian_is_its_own_transpose")
 plant("a line search that is given what its function does not take", "jattn/flow/_paths.py",

@@ -191,7 +191,9 @@ def test_how_fast_is_attention_on_a_gpu_writes_its_tables(right):
         assert row["tflops"]["jattn"] > 0
         assert row["errors"]["jattn"] < 2.0**-6
     said = dict(zip(errors[0], errors[2], strict=True))
-    assert jax.default_backend() == "gpu" or said["jattn cuDNN"].startswith("refuses: dot_product_attention: implementation")
+    assert jax.default_backend() == "gpu" or said["jattn cuDNN"].startswith(
+        "refuses: dot_product_attention: implementation"
+    )
 
 
 def test_on_a_gpu_nothing_is_measured_where_a_result_differs(monkeypatch):

@@ -56,7 +56,7 @@ INSIDE = {  # of each package, its files and folders, lowest first; __init__ sta
         ["heads_at_once", "jvp", "kernels", "per_query"],
         ["attend"],
     ],
-    "engine.batching": [["partition"], ["primitive"], ["vmap"], ["derivatives"]],
+    "engine.batching": [["partition"], ["function"], ["primitive"], ["vmap"], ["derivatives"]],
     "engine.kernels": [
         ["distances", "grid", "threefry"],
         ["score"],

@@ -17,6 +17,7 @@ This is the "linear map with an explicit transpose" that `jax.custom_derivatives
 the batching rule and the higher orders that it lacks. The function is a hashable value (a frozen dataclass
 with `__call__`), so that equal calls are compiled once.
 
+    function       what is called: what a batched call asks of it, and what JAX derives of it
     primitive      the primitive and its lowering
     vmap           its batching rule: groups of examples
     partition      its partitioning rule: each device runs the examples that it holds
@@ -24,19 +25,18 @@ with `__call__`), so that equal calls are compiled once.
 """
 
 from jattn.engine.batching.derivatives import batched_jvp_p, one_after_the_other
-from jattn.engine.batching.partition import BatchLevels
-from jattn.engine.batching.primitive import (
+from jattn.engine.batching.function import (
     BatchedFunction,
     FiniteKernel,
     ForFinite,
     Kernel,
     Linear,
     are_transposes,
-    batched_call,
-    batched_call_p,
     has_kernels,
     times,
 )
+from jattn.engine.batching.partition import BatchLevels
+from jattn.engine.batching.primitive import batched_call, batched_call_p
 from jattn.engine.batching.vmap import Example, Operand, Vmapped, slice_of
 
 __all__ = [

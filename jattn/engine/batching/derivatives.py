@@ -15,16 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jattn import _errors
 from jattn._jax import Primitive, ad, asks_for_devices, batching, mlir, partial_eval, set_current_trace
 from jattn._taylor import has_series
-from jattn.engine.batching.primitive import (
-    BatchedFunction,
-    Leaves,
-    abstract,
-    batched_call,
-    batched_call_p,
-    checked_operands,
-    insert,
-    lower,
-)
+from jattn.engine.batching.function import BatchedFunction, Leaves, insert
+from jattn.engine.batching.primitive import abstract, batched_call, batched_call_p, checked_operands, lower
 from jattn.engine.batching.vmap import Vmapped, batching_rule, example_type, examples_first
 
 

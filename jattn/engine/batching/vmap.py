@@ -11,18 +11,9 @@ from jattn import _errors
 from jattn._jax import batching
 from jattn._numerics import Settings, is_half
 from jattn.engine import tuning
+from jattn.engine.batching.function import BatchedFunction, ForFinite, Kernel, Leaves, insert, times
 from jattn.engine.batching.partition import BatchLevels
-from jattn.engine.batching.primitive import (
-    BatchedFunction,
-    ForFinite,
-    Kernel,
-    Leaves,
-    abstract,
-    batched_call,
-    batched_call_p,
-    insert,
-    times,
-)
+from jattn.engine.batching.primitive import abstract, batched_call, batched_call_p
 
 
 class Example(NamedTuple):
