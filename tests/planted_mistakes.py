@@ -10,7 +10,7 @@ fails on the copy and passes on the original. A text that is not there exactly o
 imported, is a mistake of this table and reported as such. It needs jattn[dev]: some tests compare with other libraries.
 
 Some tests plant mistakes themselves, and are not repeated here: those of test_benchmarks, test_one_head (the order
-of scale, score, bias, mask and sink, in numbers), test_errata, test_floors, test_flow (each line of a report),
+of scale, score, bias, mask and sink, in numbers), test_errata, test_import_layers, test_flow (each line of a report),
 test_jax_names, test_masks (a block state), test_memory, test_messages, test_page, test_parity (what recipes leave
 out, in other recipes), test_public, test_sharding and test_visits. What they name is planted here into the code.
 """
@@ -882,7 +882,7 @@ plant("an encoder that sees one way", ZOO, "mask=causal() if one_way else None)"
 
 plant("a mask that knows attention", BY_ROW, "\n\n\n@value\nclass Lengths",
       "\n\n\ndef late():\n    import jattn.one_head  # noqa\n\n\n@value\nclass Lengths",
-      "floors.py::test_every_arrow_points_down")
+      "import_layers.py::test_every_module_imports_from_lower_layers_only")
 plant("a private name of jax elsewhere", TILE, "import jax.numpy as jnp\n",
       "import jax.numpy as jnp\nfrom jax._src import core  # noqa\n",
       "jax_names.py::test_no_other_file_uses_such_names")

@@ -1,4 +1,4 @@
-"""The floors of the library: a module imports from lower floors only, and siblings never know each other."""
+"""The layers of the library: a module imports from lower layers only, never from one of its own layer."""
 
 import ast
 import inspect
@@ -10,7 +10,7 @@ import pytest
 import jattn
 from jattn import one_head, reference
 
-FLOORS = {
+LAYERS = {
     "_jax": -2,
     "_taylor": -1,
     "_diagonals": 0,
@@ -43,7 +43,7 @@ FLOORS = {
     "page": 4,
     "__init__": 5,
 }
-INSIDE = {  # of each package, its files and folders, lowest first; __init__ stands on all of them
+LAYERS_WITHIN = {  # of each package, the layers of its files and folders, lowest first; __init__ is above them all
     "arguments": [["options"], ["heads"]],
     "cache": [["_store"], ["_buffers", "_validate"], ["_pages"], ["_append", "_decode"], ["_attention"]],
     "console": [["_grid", "_progress"], ["_views"]],
@@ -126,39 +126,39 @@ def imported(tree, package):
             yield from ((node.lineno, below[0] if below else alias.name) for alias in node.names)
 
 
-def slips(package, floors=FLOORS):
-    """Every arrow that does not point down, in words."""
+def violations(package, layers=LAYERS):
+    """Every import that is not from a lower layer, in words."""
     for module, file in modules(package):
-        if module not in floors:
-            yield f"{module} has no floor"
+        if module not in layers:
+            yield f"{module} has no layer"
             continue
         for line, other in imported(ast.parse(file.read_text()), package.name):
             # `from package import name` names a module or, from the top, what the package re-exports.
-            target = other if other in floors or (package / f"{other}.py").exists() else "__init__"
+            target = other if other in layers or (package / f"{other}.py").exists() else "__init__"
             if target == module and file.parent != package:
                 continue  # inside a subpackage
-            if target not in floors:
-                yield f"{module}:{line} imports {target}, which has no floor"
-            elif floors[target] >= floors[module]:
-                direction = "up" if floors[target] > floors[module] else "sideways"
+            if target not in layers:
+                yield f"{module}:{line} imports {target}, which has no layer"
+            elif layers[target] >= layers[module]:
+                direction = "up" if layers[target] > layers[module] else "sideways"
                 yield f"{module}:{line} imports {direction}: {target}"
 
 
-def inside_slips(package, inside=INSIDE):
-    """Every arrow inside a package of the library that does not point down, in words."""
+def violations_within(package, layers_within=LAYERS_WITHIN):
+    """Every import inside a package of the library that is not from a lower layer, in words."""
     found = {".".join(f.parent.relative_to(package).parts) for f in package.rglob("__init__.py")} - {""}
-    yield from (f"{name} has no table of floors" for name in sorted(found - inside.keys()))
-    for name, levels in inside.items():
-        floors = {file: level for level, files in enumerate(levels) for file in files} | {"__init__": len(levels)}
+    yield from (f"{name} has no table of layers" for name in sorted(found - layers_within.keys()))
+    for name, order in layers_within.items():
+        layers = {file: n for n, files in enumerate(order) for file in files} | {"__init__": len(order)}
         folder = package.joinpath(*name.split("."))
         for file in sorted(folder.rglob("*.py")):
             module = file.relative_to(folder).with_suffix("").parts[0]
-            if module not in floors:
-                yield f"{name}.{module} has no floor"
+            if module not in layers:
+                yield f"{name}.{module} has no layer"
                 continue
             for line, other in names_imported(file, f"{package.name}.{name}"):
-                target = other if other in floors else "__init__"
-                if floors[target] >= floors[module] and target != module:
+                target = other if other in layers else "__init__"
+                if layers[target] >= layers[module] and target != module:
                     yield f"{name}.{module}:{line} imports {target}"
 
 
@@ -178,7 +178,7 @@ def names_imported(file, dotted):
             yield node.lineno, node.module[len(prefix) :].split(".")[0]
 
 
-def intrusions(package):
+def private_imports(package):
     """Imports of what a leading underscore makes private to the folder that it lies in, from outside of it."""
     for file in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -193,16 +193,16 @@ def intrusions(package):
                         yield f"{file.relative_to(package)}:{node.lineno} imports {'.'.join(parts[: i + 1])}"
 
 
-def test_every_arrow_points_down():
-    assert list(slips(PACKAGE)) == []
+def test_every_module_imports_from_lower_layers_only():
+    assert list(violations(PACKAGE)) == []
 
 
-def test_inside_each_package_every_arrow_points_down():
-    assert list(inside_slips(PACKAGE)) == []
+def test_inside_each_package_every_file_imports_from_lower_layers_only():
+    assert list(violations_within(PACKAGE)) == []
 
 
 def test_what_has_a_leading_underscore_is_private_to_its_folder():
-    assert list(intrusions(PACKAGE)) == []
+    assert list(private_imports(PACKAGE)) == []
 
 
 def test_the_definition_imports_nothing_that_it_judges():
@@ -212,8 +212,8 @@ def test_the_definition_imports_nothing_that_it_judges():
             if isinstance(name, str) and name.startswith("jattn") and name != module.__name__:
                 yield name.split(".")[1]
 
-    assert {FLOORS[name] for name in sources(reference)} <= {0}
-    assert {FLOORS[name] for name in sources(one_head)} > {0}  # one that imports more would be seen
+    assert {LAYERS[name] for name in sources(reference)} <= {0}
+    assert {LAYERS[name] for name in sources(one_head)} > {0}  # one that imports more would be seen
 
 
 def other_tests(folder):
@@ -241,7 +241,7 @@ def planted(tmp_path, file, line):
 
 
 @pytest.mark.parametrize(
-    ("file", "line", "slip"),
+    ("file", "line", "violation"),
     [
         ("engine/tile.py", "from jattn.engine.forward import Forward", "imports forward"),
         ("engine/forward.py", "from jattn.engine import backward", "imports backward"),
@@ -251,35 +251,38 @@ def planted(tmp_path, file, line):
         ("cache/_store.py", "def f():\n    from jattn.cache._append import append", "imports _append"),
     ],
 )
-def test_an_arrow_planted_inside_a_package_is_caught(tmp_path, file, line, slip):
-    (found,) = inside_slips(planted(tmp_path, file, line))
-    assert found.endswith(slip)
+def test_an_upward_import_planted_inside_a_package_is_caught(tmp_path, file, line, violation):
+    (found,) = violations_within(planted(tmp_path, file, line))
+    assert found.endswith(violation)
 
 
-def test_a_file_or_a_package_without_a_floor_is_caught(tmp_path):
+def test_a_file_or_a_package_without_a_layer_is_caught(tmp_path):
     copy = planted(tmp_path, "engine/stray.py", "import jax")
     (copy / "attic").mkdir()
     (copy / "attic" / "__init__.py").write_text("")
-    assert list(inside_slips(copy)) == ["attic has no table of floors", "engine.stray has no floor"]
+    assert list(violations_within(copy)) == ["attic has no table of layers", "engine.stray has no layer"]
 
 
-def test_a_planted_intrusion_is_caught(tmp_path):
+def test_a_planted_import_of_a_private_file_is_caught(tmp_path):
     copy = planted(tmp_path, "one_head.py", "from jattn.masks._algebra import Mask\nfrom jattn.cache import _store")
-    assert [found.split(" imports ")[1] for found in intrusions(copy)] == ["jattn.masks._algebra", "jattn.cache._store"]
+    assert [found.split(" imports ")[1] for found in private_imports(copy)] == [
+        "jattn.masks._algebra",
+        "jattn.cache._store",
+    ]
 
 
-def test_the_search_sees_the_arrows_that_are_there():
-    arrows = {(m, other) for m, file in modules(PACKAGE) for _, other in imported(ast.parse(file.read_text()), "jattn")}
+def test_the_search_sees_the_imports_that_are_there():
+    pairs = {(m, other) for m, file in modules(PACKAGE) for _, other in imported(ast.parse(file.read_text()), "jattn")}
     assert {
         ("one_head", "reference"),
         ("many_heads", "arguments"),
         ("masks", "_errors"),
         ("__init__", "partials"),
-    } <= arrows
+    } <= pairs
 
 
 @pytest.mark.parametrize(
-    ("module", "line", "slip"),
+    ("module", "line", "violation"),
     [
         ("masks", "from jattn import one_head", "masks:1 imports up: one_head"),
         ("masks", "from jattn.partials import merge", "masks:1 imports sideways: partials"),
@@ -291,23 +294,23 @@ def test_the_search_sees_the_arrows_that_are_there():
         ("masks", "def f():\n    from jattn import reference", "masks:2 imports sideways: reference"),
         ("masks", "if True:\n    import jattn.many_heads", "masks:2 imports up: many_heads"),
         ("_errors", "from jattn import _types", "_errors:1 imports sideways: _types"),
-        ("stray", "import jax", "stray has no floor"),
-        ("masks", "from jattn import stray", "masks:1 imports stray, which has no floor"),
+        ("stray", "import jax", "stray has no layer"),
+        ("masks", "from jattn import stray", "masks:1 imports stray, which has no layer"),
     ],
 )
-def test_a_planted_arrow_is_caught(tmp_path, module, line, slip):
+def test_a_planted_import_that_is_not_from_a_lower_layer_is_caught(tmp_path, module, line, violation):
     package = tmp_path / "jattn"
     package.mkdir()
     for name in ("__init__", "_errors", "_types", "partials", "reference", "one_head", "many_heads", "masks"):
         (package / f"{name}.py").write_text("import jax\n")
     if "stray" in line:
         (package / "stray.py").write_text("")
-    assert list(slips(package)) == (["stray has no floor"] if "stray" in line else [])
+    assert list(violations(package)) == (["stray has no layer"] if "stray" in line else [])
     (package / f"{module}.py").write_text(line)
-    assert slip in list(slips(package))
+    assert violation in list(violations(package))
 
 
-def test_what_is_allowed_is_let_through(tmp_path):
+def test_imports_from_lower_layers_are_let_through(tmp_path):
     package = tmp_path / "jattn"
     package.mkdir()
     (package / "_types.py").write_text("from collections.abc import Callable\nimport jax\n")
@@ -316,4 +319,4 @@ def test_what_is_allowed_is_let_through(tmp_path):
         "from jattn import masks\nfrom jattn.masks import causal\nimport jattn.masks\n"
     )
     (package / "__init__.py").write_text("from jattn import masks\nfrom jattn.one_head import attention\n")
-    assert list(slips(package)) == []
+    assert list(violations(package)) == []
