@@ -385,7 +385,7 @@ plant("a strided tile without the key beyond the local ones", "jattn/masks/_stri
 plant("a sequence without keys taken for one with some", BY_ROW, "& (jnp.diff(self._of_keys) > 0)",
       "| (jnp.diff(self._of_keys) > 0)", f"{EXACT}[ragged, both]")
 plant("a subtree with the token after it", "jattn/masks/_tree.py", "& (self.number < self.after)",
-      "& (self.number <= self.after)", "masks.py::test_trees_of_any_shape")
+      "& (self.number <= self.after)", "masks.py::test_a_mask_of_any_tree_allows_each_node_its_ancestors")
 plant("a neighbourhood that is not shifted at the last border", "jattn/masks/_neighbourhood.py", "+ 1 - size)", "+ 1)",
       f"{EXACT}[neighbourhood]", "masks.py::test_the_block_state_of_whole_lines_of_an_image_is_exact")
 plant("a line that two lines share", "jattn/masks/_neighbourhood.py", "one_line = one_line & (low == high)", "pass",
@@ -678,9 +678,9 @@ plant("what cuDNN leaves of a bias where a pair is hidden", LIBRARY,
       "jnp.where(self.allowed(), dbias.astype(self.plan.dtype), 0)", "dbias.astype(self.plan.dtype)",
       f"{OF_BIAS}[(4, 1, 48)-False-True]")
 plant("cuDNN given a bias that is not finite", LIBRARY, "jnp.isfinite(x.bias).all()", "True",
-      "cudnn.py::test_a_bias_that_hides_keys[-inf]")
+      "cudnn.py::test_a_bias_that_hides_keys_gives_what_loops_give[-inf]")
 plant("cuDNN given a query whose logits are all far below 0", LIBRARY, "(jnp.abs(m) <= tuning.LARGEST_SCORE)",
-      "(m <= tuning.LARGEST_SCORE)", "cudnn.py::test_a_bias_that_hides_keys[a query of those]")
+      "(m <= tuning.LARGEST_SCORE)", "cudnn.py::test_a_bias_that_hides_keys_gives_what_loops_give[a query of those]")
 plant("a gradient of odd lengths handed to cuDNN", LIBRARY, "(x.bias is None and not isinstance(fun, Backward))",
       "x.bias is None", "cudnn.py::test_a_gradient_of_odd_lengths_is_refused[7-7]")
 plant("cuDNN given what is not finite", "jattn/engine/batching/primitive.py",
@@ -714,7 +714,7 @@ plant("a negative position rotated forwards", "jattn/positions/_angles.py", "jnp
 # The cache.
 
 APPEND, CACHED, DECODE = (f"jattn/cache/{name}.py" for name in ("_append", "_attention", "_decode"))
-PREFILL = "cache.py::test_prefill_and_a_scan_of_steps"
+PREFILL = "cache.py::test_prefill_and_a_scan_of_steps_give_attention_over_the_whole"
 BYTES = "cache.py::test_bytes_stay_within_their_bound"
 GONE = "cache.py::test_a_ring_says_when_a_window_is_gone"
 plant("the next token where the last one stands", APPEND, "jnp.where(n > 0, last + 1, room.next)",

@@ -220,7 +220,7 @@ def test_some_operands_are_mapped_over_any_axis_and_the_others_shared(axes, aske
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("asked", [SECOND, pytest.param(THIRD, marks=pytest.mark.exhaustive)], ids=len)
-def test_maps_of_maps_of_derivatives(asked):
+def test_derivatives_of_nested_vmaps_are_those_of_the_plain_function(asked):
     x = operands(2, 3)
 
     def nested(f):

@@ -222,7 +222,7 @@ def test_a_score_written_anew_at_each_step_is_the_same_program():
 
 @pytest.mark.structure
 @pytest.mark.parametrize("kind", KINDS)
-def test_prefill_and_a_scan_of_steps(kind):
+def test_prefill_and_a_scan_of_steps_give_attention_over_the_whole(kind):
     """A prompt, then one token after another inside one lax.scan: many rows of q through the tiles of the engine."""
     n, prompt = 53, 29
     with jax.enable_x64(True):
@@ -340,7 +340,7 @@ def test_rotary_and_masks_are_right_after_the_buffer_wraps(kind):
 
 
 @pytest.mark.structure
-def test_positions_of_the_callers_own():
+def test_a_cache_attends_by_the_positions_that_the_caller_gives():
     """Rows that begin elsewhere, and leave gaps: a query sees what its distance allows."""
     with jax.enable_x64(True):
         q, k, v = sequences(np.float64, n=3)

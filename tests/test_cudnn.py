@@ -185,7 +185,7 @@ def test_a_bias_with_levels_in_any_order(stand_in):
 
 
 @pytest.mark.parametrize("kind", ["-inf", "a query of none", "hidden by a number", "a query of those", "large"])
-def test_a_bias_that_hides_keys(kind, stand_in):
+def test_a_bias_that_hides_keys_gives_what_loops_give(kind, stand_in):
     """An entry of -inf runs as loops, and so do queries whose logits are all far from 0."""
     if kind != "hidden by a number" and jax.default_backend() != "cpu":
         pytest.skip("equal to the bit on a CPU; a GPU may compile loops that are chosen while they run otherwise")
@@ -237,7 +237,7 @@ def test_grouped_heads_of_their_own_lengths(stand_in):
     assert_close(of("cudnn"), of("loops"))
 
 
-def test_levels_in_any_order(stand_in):
+def test_the_batch_axes_of_operands_may_come_in_any_order(stand_in):
     """Keys that differ where queries do not, and a scale of its own for each of them."""
     q, k, v = (normal(*shape, seed=7, dtype=np.float32) for shape in ((3, T, D), (2, T, D), (2, T, D)))
     scale = np.array([0.2, 0.5, 0.3], np.float32)

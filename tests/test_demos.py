@@ -104,7 +104,7 @@ def test_json_holds_the_same_numbers(name, results, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == results[name]
 
 
-def test_json_as_a_machine_reads_it(results):
+def test_json_is_alone_on_stdout_and_holds_the_same_numbers(results):
     done = run("--json")
     assert (done.returncode, done.stderr) == (0, "")
     made, expected = json.loads(done.stdout), results["walk_near_river_bank"]
@@ -293,7 +293,7 @@ def test_degenerate_sentences_still_have_a_page(vectors, capsys):
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-def test_where_bank_goes(results):
+def test_attention_moves_bank_toward_river_and_next_to_the_mean(results):
     r = results["walk_near_river_bank"]
     E, out = np.array(r["E"]), np.array(r["out"])
     bank, river = 3, 2
@@ -302,7 +302,7 @@ def test_where_bank_goes(results):
     assert r["to_mean"][1][bank] < 0.04 < 0.24 < r["to_toward"][1][bank] < r["to_toward"][0][bank]
 
 
-def test_the_kata(results):
+def test_every_number_of_the_kata_follows_from_its_matrices_and_scores(results):
     r = results["attention_kata"]
     for x, W in (("q", "W_Q"), ("k", "W_K"), ("v", "W_V")):
         close(r[x], np.array(r["E"]) @ np.array(r[W]))
@@ -334,7 +334,7 @@ def test_the_kata_says_as_much_of_a_bank_that_attends_mostly_itself(results, cap
     assert "They differ: 99.7% of the output is bank's own value." in capsys.readouterr().out
 
 
-def test_the_weighted_sum(results):
+def test_every_number_of_the_weighted_sum_is_that_of_numpy(results):
     r = results["weighted_sum"]
     close(r["hand"]["out"], [0.7, 0.2, 0.1])
     for row in r["variance"]:
@@ -376,7 +376,7 @@ def test_what_the_weighted_sum_answers_follows_its_numbers(results):
     assert "they do not: after 16, 0.98." in last
 
 
-def test_cat_ate_mouse(results):
+def test_training_of_cat_ate_mouse_reaches_the_weights_that_it_asks_for(results):
     r = results["cat_ate_mouse"]
     close(r["prose"]["weights"][0], [0.321053640736, 0.364631565749, 0.314314793515], 1e-11)
     assert r["trio"] == {"A·B": 1.0, "A·C": 0.0, "A·D": -1.0, "A·(3, 3)": 3.0}

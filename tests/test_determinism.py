@@ -106,7 +106,7 @@ def test_by_map_a_row_does_not_depend_on_its_batch(dtype, B):
 
 
 @ON_CPU
-def test_by_vmap_it_may():
+def test_under_vmap_the_bits_of_an_example_may_depend_on_its_batch():
     """The control: examples in one group, in another order of additions. In which sizes is a matter of XLA's."""
 
     def depends(T, tile, B):

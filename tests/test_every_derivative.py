@@ -175,7 +175,7 @@ def said(monkeypatch, capsys, compute, *argv):
     return capsys.readouterr()
 
 
-def test_json_as_a_machine_reads_it(short, monkeypatch, capsys):
+def test_json_is_alone_on_stdout_and_parses(short, monkeypatch, capsys):
     out, err = said(monkeypatch, capsys, lambda args: short, "--length", LENGTH, "--json")
     made = json.loads(out)
     assert (err, made) == ("", short)

@@ -206,7 +206,7 @@ def test_the_numbers_of_the_story_are_those_of_the_runs(results):
     assert np.dot(free["k"][-1, 0] - K[0], last[3]) < 0 > np.dot(free["k"][-1, 2] - K[2], last[3]), "pushed back"
 
 
-def test_a_page_for_any_sentence(tmp_path):
+def test_a_page_may_be_made_of_any_sentence(tmp_path):
     r = compute(explore, "--sentence", "the cat sees the mouse", "--query", "sees", "--target", "the(2)", "--steps", 30,
                 "--out", tmp_path / "a.html")  # fmt: skip
     run, head, heads = data(r["page"])["parts"]
@@ -431,6 +431,6 @@ def test_help_has_the_default_of_every_number_and_choice():
     assert "two layers of four heads with random matrices, which do not learn" in said
 
 
-def test_the_control_of_the_descent(x64):
+def test_a_recorded_descent_moves_the_queries(x64):
     got = recorder.record(Q, K, 0, rate=0.3, steps=4, frames=3)
     assert jnp.abs(got["q"][-1] - Q).max() > 0.1

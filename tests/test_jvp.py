@@ -271,7 +271,7 @@ def test_what_is_not_finite_has_the_tangents_of_two_passes(mask, small_tiles):
 
 
 @pytest.mark.parametrize("size", [1, 1e4], ids=["small", "huge"])
-def test_of_queries_of_one_number(size, small_tiles, x64):
+def test_value_and_tangent_of_queries_of_width_one_are_those_of_the_definition(size, small_tiles, x64):
     x = (normal(T, 1, seed=1) * size, normal(S, 1, seed=2), normal(S, Dv, seed=3))
     got, want = (jax.jit(lambda *x, f=f: jax.jvp(f, x, tuple(map(jnp.cos, x))))(*x) for f in (ours(), definition()))
     assert_close(got, want, ulps=1e5 * size)

@@ -340,7 +340,7 @@ def test_what_overflows_behind_a_mask_reaches_nothing(name):
 
 
 @pytest.mark.structure
-def test_logits_as_large_as_a_million():
+def test_kernels_of_logits_as_large_as_a_million_give_what_loops_give():
     q, k, v = (normal(n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
     of = lambda how: jattn.attention(1e3 * q, 1e3 * k, v, return_lse=True, tile=TILE, implementation=how)  # noqa: E731
     assert_close(of("interpret"), jax.tree.map(np.asarray, of("loops")))

@@ -121,7 +121,7 @@ def test_chosen_blindly_at_equal_work_the_page_is_found_by_chance(results):
         assert (of(results, "held", blind) < 0.15).all()
 
 
-def test_it_was_learned(results):
+def test_before_training_neither_reader_nor_indexer_is_right_and_the_loss_falls(results):
     assert (of(results, "found", choices.LEARNED, 0) < 0.3).all()
     assert (of(results, "right", choices.ALL, 0) < 0.3).all()
     assert np.array(results["losses"])[:, demo.PARTS - 1, 0].max() < 0.2

@@ -138,7 +138,7 @@ def test_value_and_gradient_are_those_of_jax_nn_in_every_shape(name):
 
 
 @pytest.mark.structure
-def test_unbatched_with_every_option():
+def test_without_a_batch_every_option_gives_what_jax_nn_gives():
     x = batch(np.float32, query=(T, N, D), key=(S, K, D), value=(S, K, D))
     options = {"bias": normal(N, T, S, seed=7, dtype=np.float32), "mask": allowed(1, T, S), "local_window_size": 9}
     ours, theirs = both(x, gradients=False, **options)
@@ -232,7 +232,7 @@ def test_a_sink_for_all_heads_or_one_a_head():
 
 
 @pytest.mark.structure
-def test_it_may_be_mapped_further():
+def test_dot_product_attention_may_be_mapped_over_more_axes():
     x = tuple(np.stack([a, a[::-1]]) for a in batch(np.float32))
     got = jax.jit(jax.vmap(jattn.dot_product_attention))(*x)
     assert_close(got[1], got[0][::-1], ulps=2)

@@ -49,7 +49,7 @@ def test_a_mask_is_the_booleans_it_stands_for(tree):
 
 
 @given(trees, trees)
-def test_the_laws_of_de_morgan(x, y):
+def test_masks_obey_the_laws_of_de_morgan(x, y):
     (a, _), (b, _) = x, y
     np.testing.assert_array_equal(show(~(a & b)), show(~a | ~b))
     np.testing.assert_array_equal(show(~(a | b)), show(~a & ~b))
@@ -136,7 +136,7 @@ def test_the_block_state_of_whole_lines_of_an_image_is_exact():
     assert {masks.EMPTY, masks.PARTIAL} <= set(want.ravel())
 
 
-def test_trees_of_any_shape():
+def test_a_mask_of_any_tree_allows_each_node_its_ancestors():
     for seed in range(20):
         rng = np.random.default_rng(seed)
         parents = np.array([rng.integers(-2, max(n, 1) + seed % 3) for n in range(23)])
@@ -536,7 +536,7 @@ def test_a_mask_has_no_truth_value(ask):
         ask(masks.causal())
 
 
-def test_no_rows_and_no_keys():
+def test_a_mask_of_no_queries_or_no_keys_is_empty():
     for mask in (masks.causal(), masks.window(1), masks.lengths(k=3), ~masks.dense(np.ones((1, 1), bool))):
         assert masks.to_dense(mask, 0, 0).shape == (0, 0)
     assert masks.to_dense(masks.lengths(k=3), T, 0).shape == (T, 0)

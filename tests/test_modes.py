@@ -733,7 +733,7 @@ def test_a_traced_scale_may_be_anything():
     assert np.isnan(jax.jit(lambda c: jattn.attention(q, q, q, scale=c))(jnp.float32(np.nan))).all()
 
 
-def test_warnings_are_errors():
+def test_a_warning_fails_a_test():
     """Without it several of these tests could not fail."""
     with pytest.raises(UserWarning):
         warnings.warn("seen", UserWarning, stacklevel=1)

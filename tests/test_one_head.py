@@ -395,7 +395,7 @@ def test_every_size_has_an_answer_and_its_derivatives(shape):
 
 
 @pytest.mark.structure
-def test_no_columns_of_values():
+def test_values_without_columns_give_an_output_without_columns():
     q, k, v = qkv(Dv=1, dtype=np.float32)
     out, lse = jax.jit(lambda *x: jattn.attention(*x, return_lse=True))(q, k, v[:, :0])
     assert out.shape == (T, 0)

@@ -492,7 +492,7 @@ def test_tokens_are_shown_letter_by_letter_and_run_nothing(visit):
 
 
 @in_both_colours
-def test_axe_finds_nothing(visit, scheme):
+def test_axe_finds_no_fault_of_accessibility_in_a_page(visit, scheme):
     view = visit("few.html", color_scheme=scheme)
     assert view.evaluate("document.documentElement.dataset.theme") == scheme
     broken, report = axe(view)
@@ -503,7 +503,7 @@ def test_axe_finds_nothing(visit, scheme):
 
 
 @only_chromium  # what axe looks at is the same document in either; here that takes it ten seconds
-def test_axe_finds_nothing_at_200_tokens(visit, folder):
+def test_axe_finds_no_fault_of_accessibility_in_a_page_of_200_tokens(visit, folder):
     x = np.random.default_rng(2).normal(size=(200, 3)).astype(np.float32)
     names = [f"token{i}" for i in range(200)]
     steps = jattn.explain(x, x, x)

@@ -126,7 +126,7 @@ def test_the_mask_is_laid_over_the_blocks(visit):
 
 
 @in_both_colours
-def test_axe_finds_nothing_and_a_phone_does_not_scroll_sideways(visit, scheme):
+def test_axe_finds_no_fault_of_accessibility_in_blocks_and_a_phone_does_not_scroll_sideways(visit, scheme):
     view = visit(color_scheme=scheme, viewport={"width": 320, "height": 640})
     assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     broken, report = axe(view)

@@ -243,7 +243,7 @@ def test_the_keyboard_alone_and_the_focus_stays(visit):
 
 
 @in_both_colours
-def test_axe_finds_nothing(visit, scheme):
+def test_axe_finds_no_fault_of_accessibility_in_a_page_of_a_model(visit, scheme):
     view = visit(color_scheme=scheme)
     view.get_by_role("combobox", name="Sentence").fill("nothing such ")
     press(view, "One gradient step")

@@ -165,7 +165,7 @@ def test_a_nan_that_was_attended_stays_however_small_its_weight():
     np.testing.assert_array_equal(lse, 0)
 
 
-def test_dtypes_and_batch_axes():
+def test_merge_keeps_the_dtypes_and_takes_batch_axes():
     out, lse = normal(2, 3, Dv), normal(2, 3, seed=1)
     for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
         a = jnp.asarray(out, dtype), jnp.asarray(lse, jnp.float32)

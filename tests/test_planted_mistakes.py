@@ -17,7 +17,7 @@ def test_each_can_be_planted():
         ("class Forward(", " class Forward("),
     ],
 )
-def test_one_that_cannot_be_is_told(old, new, monkeypatch):
+def test_a_mistake_that_cannot_be_planted_is_reported(old, new, monkeypatch):
     slip = planted.Mistake("a slip", "jattn/engine/forward.py", old, new, ())
     monkeypatch.setattr(planted, "TABLE", [*planted.TABLE, slip])
     (told,) = planted.unplantable()

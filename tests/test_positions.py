@@ -111,7 +111,7 @@ def test_scores_see_the_distance_alone():
     assert np.abs(attend(np.int32(0)) - jattn.attention(q, k, v)).max() > 0.01
 
 
-def test_positions_on_several_axes():
+def test_each_frequency_turns_by_the_position_on_its_axis():
     x, on_axes = normal(T, R, dtype=np.float32), np.arange(3 * T, dtype=np.int32).reshape(3, T) ** 2
     axes = sections(2, 1, 2)
     theta = np.stack([exact_angles(p) for p in on_axes])

@@ -108,7 +108,7 @@ FUNCTIONS = dict(public_functions())
 SCHEMES = {f"jattn.sharding.{name}" for name in ("ring", "all_to_all", "gather", "tree", "ring_all_to_all")}
 
 
-def test_the_names_are_these():
+def test_the_public_names_are_those_of_this_list():
     assert jattn.__all__ == ALL
     assert all(hasattr(jattn, name) for name in ALL)
 
@@ -126,7 +126,7 @@ def test_the_functions_that_are_documented_are_all_of_them():
     assert set(FUNCTIONS) == wanted
 
 
-def test_attention_keeps_the_contract():
+def test_attention_has_the_arguments_that_it_promises():
     parameters = inspect.signature(jattn.attention).parameters
     assert list(parameters)[:3] == ["q", "k", "v"]
     keywords = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -341,7 +341,7 @@ def mutable(module):
             yield name
 
 
-def test_no_module_keeps_a_state():
+def test_no_module_holds_mutable_state():
     assert {name: list(mutable(m)) for name, m in modules().items() if list(mutable(m))} == {}
     planted = types.ModuleType("planted")
     planted.cache, planted.seen, planted.table, planted.word = {}, [], np.zeros(2), "word"

@@ -291,7 +291,7 @@ def test_nor_do_they_where_no_axis_of_the_sequence_is_sharded(spec, T):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
 @pytest.mark.parametrize("spec", [pytest.param(BATCH, marks=pytest.mark.exhaustive), HEADS], ids=["batch", "heads"])
-def test_nor_do_they_in_float64(spec, T):
+def test_sharded_batch_and_heads_need_no_collective_in_float64(spec, T):
     """The compiler asks in a thread of its own, where x64 is not enabled."""
     x, want = of_one_device(twice, ((8, T, 8, 4),) * 3, np.float64)
     sent, off = on_devices(twice, x, (spec,) * 3, ((spec,) * 3,) * 2, want)

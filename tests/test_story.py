@@ -214,7 +214,7 @@ def test_with_reduced_motion_nothing_glides(visit):
 
 
 @in_both_colours
-def test_axe_finds_nothing(visit, scheme):
+def test_axe_finds_no_fault_of_accessibility_in_a_story(visit, scheme):
     view = visit(color_scheme=scheme, at="#step-2")
     broken, report = axe(view)
     assert broken == set(), report

@@ -51,7 +51,7 @@ def compiled(x):
     [jax.jit(value_and_gradient), pytest.param(value_and_gradient, marks=pytest.mark.structure)],
     ids=["jit", "eager"],
 )
-def test_no_nan_on_the_way(f):
+def test_no_intermediate_value_is_nan(f):
     x = arguments()
     with jax.debug_nans(True):
         jax.block_until_ready(f(x))
@@ -60,7 +60,7 @@ def test_no_nan_on_the_way(f):
 
 
 @pytest.mark.structure
-def test_no_tracer_leaks():
+def test_no_transform_leaks_a_tracer():
     with jax.checking_leaks():
         jax.jit(lambda x: jax.jvp(value_and_gradient, (x,), (x,))).lower(arguments())
         jax.jit(jax.vmap(value_and_gradient)).lower(jax.tree.map(lambda a: np.stack([a, a]), arguments()))

@@ -67,7 +67,7 @@ def test_the_quick_selection_holds_every_way_and_every_triple():
     assert len({_selection.title(job) for job in quick}) == len(quick)
 
 
-def test_the_whole_is_the_product():
+def test_the_whole_selection_is_every_way_derivative_and_device():
     whole = [job for job in _selection.chosen(*WAYS, _ways.DERIVATIVES, True) if job["section"] == "ways"]
     assert len(whole) == len(NAMES) * len(_ways.DERIVATIVES) * len(compilers.TOPOLOGIES)
 
