@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -146,9 +146,128 @@ def plan(
       >>> jattn.sharding.LINKS["TPU v5e"].bandwidth  # 400 GB/s, over four links, both ways
       50000000000.0
     """
+    layer = _validated(T, S, heads, kv_heads, head_dim, dtype, devices, flops_per_second, bandwidth, mask)
+    costs = [*_rings(layer), _all_to_all(layer), _gather(layer), *_tree(layer), *_rings_of_all_to_all(layer)]
+    possible = [c for c in costs if not c.why_not]
+    return Comparison(tuple(costs), min(possible, key=lambda c: c.seconds).scheme if possible else "none")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Layer:
+    """What `plan` is asked about, in the letters of its formulas. Arrays are in bytes, as one device holds them."""
+
+    T: int
+    S: int
+    H: int
+    Hkv: int
+    D: int
+    P: int
+    e: int
+    """Bytes of the dtype."""
+    F: float
+    """Floating-point operations per second."""
+    W: float
+    """Bytes per second over one link, one way."""
+    mask: Mask | None
+
+    @property
+    def acc(self) -> int:
+        """Bytes of the dtype of the arithmetic."""
+        return max(4, self.e)
+
+    @property
+    def kv(self) -> int:
+        return -(-self.S // self.P) * self.Hkv * 2 * self.D * self.e
+
+    @property
+    def q(self) -> int:
+        return -(-self.T // self.P) * self.H * self.D * self.e
+
+    @property
+    def lse(self) -> int:
+        return -(-self.T // self.P) * self.H * self.acc
+
+    @property
+    def k_ids(self) -> int:
+        """An int32 for each key."""
+        return -(-self.S // self.P) * 4
+
+    @property
+    def leaf_axes(self) -> list[tuple[int, str]]:
+        """The leaves of the mask with an entry a row, by identity, and whether the rows are queries or keys."""
+        pairs = zip(jax.tree.leaves(self.mask), leaf_axes(self.mask), strict=True)
+        return [(id(leaf), side) for leaf, side in pairs if side]
+
+    @property
+    def of_keys(self) -> int:
+        """How many leaves of the mask have an entry a key."""
+        return sum(side == "k" for _, side in self.leaf_axes)
+
+    @property
+    def ids(self) -> list[int]:
+        """Of each leaf of the mask with an entry a row; what q and k share is collected once."""
+        rows = {"q": -(-self.T // self.P) * 4, "k": self.k_ids}
+        return list({leaf: rows[side] for leaf, side in self.leaf_axes}.values())
+
+    @property
+    def uneven(self) -> str:
+        """Why the sequences cannot be divided among the devices; empty where they can."""
+        return "" if self.T % self.P == 0 and self.S % self.P == 0 else f"T and S must be multiples of {self.P}"
+
+    @property
+    def every_pair(self) -> "_Share":
+        return _Share(float(self.T) * self.S, 1.0)
+
+    def share(self, P: int, *, synchronous: bool = True) -> "_Share":
+        """Of P contiguous shards; where there are none, as if every pair were allowed."""
+        if self.uneven:
+            return self.every_pair
+        return _work(self.mask, _orders("contiguous", self.T, self.S, P), P, synchronous=synchronous)
+
+    def cost(
+        self, scheme: str, why_not: str, traffic: "_Traffic", memory: int, share: "_Share", *, hidden: bool
+    ) -> Cost:
+        """With `hidden`, sending takes place behind arithmetic."""
+        value, gradient, sent, gradient_sent = traffic
+        work = 4 * self.D * self.H * share.pairs / self.P * share.balance
+        once, more = work / self.F, 2.5 * work / self.F
+        link, link_back = sent / self.W, gradient_sent / self.W
+        seconds = max(once, link) + max(more, link_back) if hidden else once + more + link + link_back
+        return Cost(scheme, why_not, value, gradient, sent, gradient_sent, memory, work, share.balance, seconds)
+
+
+class _Share(NamedTuple):
+    """How many pairs are computed, and busiest over mean."""
+
+    pairs: float
+    balance: float
+
+
+class _Traffic(NamedTuple):
+    """What one device sends: collectives of the value, of value and gradient; bytes of the value, more of the
+    gradient."""
+
+    collectives: dict[str, int]
+    gradient_collectives: dict[str, int]
+    sent: int
+    gradient_sent: int
+
+
+def _validated(
+    T: int,
+    S: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: DTypeLike,
+    devices: int,
+    flops_per_second: float,
+    bandwidth: float,
+    mask: Mask | None,
+) -> _Layer:
     sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
-    T, S, H, K, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
-    group_size("plan", H, K, "heads must be a multiple of kv_heads", heads=str(H), kv_heads=str(K))
+    T, S, H, Hkv, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
+    group_size("plan", H, Hkv, "heads must be a multiple of kv_heads", heads=str(H), kv_heads=str(Hkv))
     e = _errors.dtype("plan", dtype, "Give the dtype of q, k and v, as in dtype='bfloat16'.").itemsize
     for name, rate in (("flops_per_second", flops_per_second), ("bandwidth", bandwidth)):
         remedy = "Measure one step on one device, and one transfer between two."
@@ -157,79 +276,80 @@ def plan(
             _errors.fail(TypeError, "plan", f"{name} must be a real number", remedy, **got)
         if not rate > 0:
             _errors.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
-    acc = max(4, e)
-    kv, q = -(-S // P) * K * 2 * D * e, -(-T // P) * H * D * e
-    lse = -(-T // P) * H * acc
     if mask is not None:
         mask = of_shards("plan", mask)
         mask.validate("plan", T, S, True)
-    rows = {"q": -(-T // P) * 4, "k": -(-S // P) * 4}
-    of_rows = [(id(x), axes) for x, axes in zip(jax.tree.leaves(mask), leaf_axes(mask), strict=True) if axes]
-    ids = {x: rows[side] for x, side in of_rows}  # what q and k share is collected once
-    of_keys = sum(side == "k" for _, side in of_rows)
-    whole = T % P == 0 and S % P == 0
-    uneven = "" if whole else f"T and S must be multiples of {P}"
-    flop = 4 * D * H
+    return _Layer(T, S, H, Hkv, D, P, e, flops_per_second, bandwidth, mask)
 
-    def cost(
-        scheme: str, why: str, sent: float, back: float, memory: int, kinds: Any, share: Any, hidden: bool
-    ) -> Cost:
-        pairs, balance = share
-        work = flop * pairs / P * balance
-        once, more = work / flops_per_second, 2.5 * work / flops_per_second
-        link, link_back = sent / bandwidth, back / bandwidth
-        seconds = max(once, link) + max(more, link_back) if hidden else once + more + link + link_back
-        return Cost(scheme, why, kinds[0], kinds[1], int(sent), int(back), memory, work, balance, seconds)
 
-    def around(R: int, orders: Any, kv: int) -> tuple[tuple[int, int], int, int]:
-        """Of a ring of R: permutes of the value, and with its gradient; bytes of the value, more of the gradient."""
-        ring = RingSchedule.past(None, R, hop_distances(mask, orders, R))
-        h, alone = len(ring.strides), itertools.takewhile(lambda run: run[1] == 1, ring.runs)
-        f = min(h, 1 + len(list(alone)))
-        few = (mask is not None and mask.looks_at_positions) + of_keys
-        keys, home = kv + few * rows["k"] * (P // R), int(h > 0)
-        counts = h * (2 + few), (2 * h - f) * (2 + few) + 2 * (h + home)
-        return counts, h * keys, (h - f) * keys + h * (kv * acc // e) + home * kv
+def _ring_traffic(layer: _Layer, R: int, orders: Any, kv: int) -> _Traffic:
+    """Of a ring of R devices, around which `kv` bytes of keys and values travel."""
+    ring = RingSchedule.past(None, R, hop_distances(layer.mask, orders, R))
+    h = len(ring.strides)
+    shared = min(h, 1 + len(list(itertools.takewhile(lambda run: run[1] == 1, ring.runs))))  # f of the formula
+    ids = (layer.mask is not None and layer.mask.looks_at_positions) + layer.of_keys
+    hop, home = kv + ids * layer.k_ids * (layer.P // R), int(h > 0)
+    permutes = h * (2 + ids), (2 * h - shared) * (2 + ids) + 2 * (h + home)
+    value, gradient = ({"collective-permute": n} for n in permutes)
+    return _Traffic(value, gradient, h * hop, (h - shared) * hop + h * (kv * layer.acc // layer.e) + home * kv)
 
-    def contiguous(P: int, synchronous: bool = True) -> tuple[float, float]:
-        return _work(mask, _orders("contiguous", T, S, P), P, synchronous=synchronous) if whole else (float(T) * S, 1.0)
 
-    costs: list[Cost] = []
-    kinds: Any
-    for name in ("contiguous", "zigzag") if mask is not None else ("contiguous",):
+def _rings(layer: _Layer) -> Iterator[Cost]:
+    T, S, P = layer.T, layer.S, layer.P
+    for name in ("contiguous", "zigzag") if layer.mask is not None else ("contiguous",):
         halves = name == "zigzag" and (T % (2 * P) or S % (2 * P))
-        why = uneven or ("T and S must be multiples of twice the devices" if halves else "")
+        why = layer.uneven or ("T and S must be multiples of twice the devices" if halves else "")
         orders = (None, None) if why else _orders(name, T, S, P)
-        share = (float(T) * S, 1.0) if why else _work(mask, orders, P)
-        permutes, sent, back = around(P, orders, kv)
-        kinds = [{"collective-permute": n} for n in permutes]
-        costs.append(cost(f"ring, {name}", why, sent, back, 2 * q + 2 * kv + lse, kinds, share, True))
-    even = contiguous(P)[0], 1.0
-    copies = max(1, P // K)
-    swapped = (P - 1) * (2 * q + copies * kv) // P
-    kinds = [{"all-to-all": n, "all-gather": len(ids)} for n in (4, 8)]
-    memory, sent = 2 * q + copies * kv + lse, swapped + (P - 1) * sum(ids.values())
-    costs.append(cost("all_to_all", uneven or _cannot_divide(H, K, P), sent, swapped, memory, kinds, even, False))
-    kinds = [{"all-gather": 2 + of_keys, "reduce-scatter": n} for n in (0, 2)]
-    back, sent = (P - 1) * kv, (P - 1) * (kv + of_keys * rows["k"])
-    costs.append(cost("gather", uneven, sent, back, 2 * q + P * kv + lse, kinds, contiguous(P, False), False))
+        share = layer.every_pair if why else _work(layer.mask, orders, P)
+        traffic, memory = _ring_traffic(layer, P, orders, layer.kv), 2 * layer.q + 2 * layer.kv + layer.lse
+        yield layer.cost(f"ring, {name}", why, traffic, memory, share, hidden=True)
+
+
+def _all_to_all(layer: _Layer) -> Cost:
+    P, kv = layer.P, max(1, layer.P // layer.Hkv) * layer.kv
+    swapped = (P - 1) * (2 * layer.q + kv) // P
+    value, gradient = ({"all-to-all": n, "all-gather": len(layer.ids)} for n in (4, 8))
+    traffic = _Traffic(value, gradient, swapped + (P - 1) * sum(layer.ids), swapped)
+    why = layer.uneven or _cannot_divide(layer.H, layer.Hkv, P)
+    share = _Share(layer.share(P).pairs, 1.0)  # every device has all rows of its heads
+    return layer.cost("all_to_all", why, traffic, 2 * layer.q + kv + layer.lse, share, hidden=False)
+
+
+def _gather(layer: _Layer) -> Cost:
+    P, kv = layer.P, layer.kv
+    value, gradient = ({"all-gather": 2 + layer.of_keys, "reduce-scatter": n} for n in (0, 2))
+    traffic = _Traffic(value, gradient, (P - 1) * (kv + layer.of_keys * layer.k_ids), (P - 1) * kv)
+    share, memory = layer.share(P, synchronous=False), 2 * layer.q + P * kv + layer.lse
+    return layer.cost("gather", layer.uneven, traffic, memory, share, hidden=False)
+
+
+def _tree(layer: _Layer) -> Iterator[Cost]:
+    """For queries so few that they are on every device."""
+    T, H, D, P = layer.T, layer.H, layer.D, layer.P
     if T < P:
-        sent, back = (2 * (P - 1) * T * H * n // P for n in ((D + 2) * acc, D * e))
-        why = "" if S % P == 0 else f"S must be a multiple of {P}"
-        kinds = {"all-reduce": 2}, {"all-reduce": 3}
-        costs.append(cost("tree", why, sent, back, 2 * T * H * D * e + kv, kinds, (float(T) * S, 1.0), False))
-    for u in [u for u in range(2, P) if P % u == 0 and not uneven and not _cannot_divide(H, K, u)]:
-        R, more = P // u, max(1, u // K)
-        swapped, hop = (u - 1) * (2 * q + more * kv) // u, kv * more
-        permutes, sent, back = around(R, _orders("contiguous", T, S, R), hop)
-        kinds = [
-            {"all-to-all": n, "collective-permute": m, "all-gather": len(ids)}
-            for n, m in zip((4, 8), permutes, strict=True)
-        ]
-        name, sent = f"ring_all_to_all, {R} × {u}", swapped + sent + (u - 1) * sum(ids.values())
-        costs.append(cost(name, "", sent, swapped + back, 2 * q + 2 * hop + lse, kinds, contiguous(R), True))
-    able = [c for c in costs if not c.why_not]
-    return Comparison(tuple(costs), min(able, key=lambda c: c.seconds).scheme if able else "none")
+        sent, more = (2 * (P - 1) * T * H * n // P for n in ((D + 2) * layer.acc, D * layer.e))
+        traffic = _Traffic({"all-reduce": 2}, {"all-reduce": 3}, sent, more)
+        why = "" if layer.S % P == 0 else f"S must be a multiple of {P}"
+        yield layer.cost("tree", why, traffic, 2 * T * H * D * layer.e + layer.kv, layer.every_pair, hidden=False)
+
+
+def _rings_of_all_to_all(layer: _Layer) -> Iterator[Cost]:
+    """P = R·u: a ring of R groups, in each of which u devices exchange sequence for heads."""
+    P = layer.P
+    for u in range(2, P):
+        if P % u or layer.uneven or _cannot_divide(layer.H, layer.Hkv, u):
+            continue
+        R, kv = P // u, layer.kv * max(1, u // layer.Hkv)
+        swapped = (u - 1) * (2 * layer.q + kv) // u
+        ring = _ring_traffic(layer, R, _orders("contiguous", layer.T, layer.S, R), kv)
+        traffic = _Traffic(
+            {"all-to-all": 4} | ring.collectives | {"all-gather": len(layer.ids)},
+            {"all-to-all": 8} | ring.gradient_collectives | {"all-gather": len(layer.ids)},
+            swapped + ring.sent + (u - 1) * sum(layer.ids),
+            swapped + ring.gradient_sent,
+        )
+        memory = 2 * layer.q + 2 * kv + layer.lse
+        yield layer.cost(f"ring_all_to_all, {R} × {u}", "", traffic, memory, layer.share(R), hidden=True)
 
 
 def _cannot_divide(H: int, K: int, P: int) -> str:
@@ -246,21 +366,21 @@ def _orders(name: str, T: int, S: int, P: int) -> tuple[np.ndarray, np.ndarray]:
     return q, k
 
 
-def _work(mask: Mask | None, orders: Any, P: int, *, synchronous: bool = True) -> tuple[float, float]:
+def _work(mask: Mask | None, orders: Any, P: int, *, synchronous: bool = True) -> _Share:
     """The allowed pairs, and busiest over mean: of a ring, whose every stop waits for all, or of whole devices."""
     T, S = (float(o.size) for o in orders)
     if mask is None:
-        return T * S, 1.0
+        return _Share(T * S, 1.0)
     states, q_rows, k_rows = block_states(mask, orders, max(2, min(16, 2048 // P)))
     share = np.asarray(states) / FULL
     allowed = share.reshape(P, share.shape[0] // P, P, -1).sum((1, 3)) * (q_rows * k_rows)
     total = allowed.sum()
     if total == 0:
-        return 0.0, 1.0
+        return _Share(0.0, 1.0)
     i = np.arange(P)
     stops = allowed[i, (i - i[:, None]) % P]  # at stop d each device has the shard d before its own
     busiest = stops.max(1).sum() if synchronous else allowed.sum(1).max()
-    return float(total), float(busiest * P / total)
+    return _Share(float(total), float(busiest * P / total))
 
 
 def _size(n: float) -> str:
