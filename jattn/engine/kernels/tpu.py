@@ -4,8 +4,9 @@ The grid is sequential in its last axis: the carry of a fold lies in scratch mem
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from jattn._jax import ManualAxisType, tpu
 from jattn._jax import pallas as pl
 from jattn._numerics import in_kernel, standing
 from jattn.engine.kernels.distances import offsets_of_tile
-from jattn.engine.kernels.kernel import Kernel
+from jattn.engine.kernels.grid import Grid
+from jattn.engine.kernels.kernel import Kernel, Output
 from jattn.engine.kernels.layout import Leaf, wide
 from jattn.engine.plan import Plan
 from jattn.engine.tuning import LANES
@@ -24,124 +26,153 @@ from jattn.masks import EMPTY, FULL, PARTIAL
 
 def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Array]:
     """The outputs of a kernel, [heads kept, ...]."""
-    plan, grid = kernel.call.plan, kernel.grid
-    states, nonfinite = kernel.states, kernel.call.nonfinite_tiles(kernel.rows)
-    known = isinstance(states.array, np.ndarray)
-    occurs = lambda state: not known or bool((states.array == state).any())  # noqa: E731
-    # A tile that is passed over names the one before it, which is there already, so that nothing is fetched.
-    visited = jnp.asarray(states.array != EMPTY)
-    last = jax.lax.cummax(jnp.where(visited, jnp.arange(grid.inner, dtype=jnp.int32), -1), axis=2)
-    fetch = jnp.where(last < 0, jnp.argmax(visited, axis=2).astype(jnp.int32)[..., None], last)
+    grid, states = kernel.grid, kernel.states
+    nonfinite, fetch = kernel.call.nonfinite_tiles(kernel.rows), tiles_to_fetch(states, grid)
+    leaves, tree = jax.tree.flatten(kernel.operands)
+    leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else lain(x) for x in leaves]
+    out = [output_in_memory(kernel, y) for y in kernel.outputs]
 
-    def inner(h: Any, a: Any, b: Any, states_ref: Any, fetch_ref: Any, *_: Any) -> Any:
+    def fetched(h: Any, a: Any, b: Any, states_ref: Any, fetch_ref: Any, *_: Any) -> Any:
         return fetch_ref[grid.place(states.own, h, a, b)]
-
-    def outer(h: Any, a: Any, b: Any, *_: Any) -> Any:
-        return a
 
     def stepped(h: Any, a: Any, b: Any, *_: Any) -> Any:
         return grid.inner_tile(b)
 
-    first = np.int32(0)  # a Python 0 is an int64 with jax_enable_x64, by which no block is found
-    sizes = {"q": plan.q_tile, "k": plan.k_tile}
-
-    def spec(leaf: Leaf, inner: Any) -> pl.BlockSpec:
-        """The block of a leaf at a step of the grid: `inner` finds the tile along the inner axis."""
-        if leaf.role == "":
-            return pl.BlockSpec(leaf.array.shape, lambda *_: first, memory_space=tpu.SMEM)
-        tile_of = {"q": inner, "k": outer} if grid.keys_outer else {"q": outer, "k": inner}
-        letters = leaf.role if len(leaf.role) > 1 else "1" + leaf.role
-        shape = [sizes.get(letter, n) for n, letter in zip(leaf.array.shape[1:], letters, strict=True)]
-        axes = [tile_of.get(letter, lambda *_: first) for letter in letters]
-
-        def index(h: Any, a: Any, b: Any, *tables: Any) -> Any:
-            return grid.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes)
-
-        return pl.BlockSpec((None, *shape), index)
-
-    leaves, tree = jax.tree.flatten(kernel.operands)
-    leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else lain(x) for x in leaves]
-    n_in, n_out = len(leaves), len(kernel.outputs)
-    n_of_heads = n_out - kernel.of_offsets
-    n_sums = n_of_heads - kernel.of_tile
-
-    def body(states_ref: Any, fetch_ref: Any, *refs: Any) -> None:
-        flags, refs = refs[:3], refs[3:]
-        ins, outs, carry = refs[:n_in], refs[n_in : n_in + n_out], refs[n_in + n_out :]
-        h, a, b = (pl.program_id(axis) for axis in range(3))
-        i, j = kernel.tile_at(a, b)
-        offsets = offsets_of_tile(plan, i, j)
-        state = states_ref[grid.place(states.own, h, a, b)]
-        finite = ~kernel.is_nonfinite(flags, nonfinite, h, b, i, j)
-
-        def load() -> Any:
-            return jax.tree.unflatten(
-                tree, [read(plan, x, ref, grid.flat(x.own, h, b), offsets) for x, ref in zip(leaves, ins, strict=True)]
-            )
-
-        def visit(*, masked: bool, finite: bool) -> None:
-            after, more = kernel.visit(load(), [ref[...] for ref in carry], i, j, masked, finite)
-            store(carry, after)
-            store(outs[n_sums:n_of_heads], more[: kernel.of_tile])
-            for ref, part in zip(outs[n_of_heads:], more[kernel.of_tile :], strict=True):
-                ref[:, offsets] += part
-
-        for ref in outs[n_of_heads:]:
-            pl.when((a == 0) & (b == 0))(lambda ref=ref: store([ref], [jnp.zeros_like(ref)]))
-        pl.when(b == 0)(lambda: store(carry, kernel.start(load())))
-        if occurs(FULL):
-            pl.when((state == FULL) & finite)(lambda: visit(masked=False, finite=True))
-        if occurs(PARTIAL):
-            pl.when((state == PARTIAL) & finite)(lambda: visit(masked=True, finite=True))
-        pl.when((state != EMPTY) & ~finite)(lambda: visit(masked=True, finite=False))
-        if kernel.of_tile:
-            of_tile = outs[n_sums:n_of_heads]
-            pl.when(state == EMPTY)(lambda: store(of_tile, [jnp.zeros_like(ref) for ref in of_tile]))
-
-        def finish() -> None:
-            values = kernel.finish([ref[...] for ref in carry], None)
-            turned = (y.across != (leaf.role != y.role) for y, leaf in zip(kernel.outputs, out, strict=True))
-            store(outs[:n_sums], [value.T if turn else value for value, turn in zip(values, turned, strict=False)])
-
-        pl.when(b == grid.steps[2] - 1)(finish)
-
     def traced(*refs: Any) -> None:
         with in_kernel(), jax.default_matmul_precision(products_in()):
-            body(*refs)
+            step(kernel, states, nonfinite, leaves, tree, out, refs)
 
-    # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
-    local = {"manual_axis_type": ManualAxisType()}
-    heads = grid.steps[0]
-    out = [
-        Leaf(jax.ShapeDtypeStruct((heads, *shape), y.dtype, **local), grid.kept, role)
-        for y in kernel.outputs
-        for role, shape in [(y.role[::-1], y.shape[::-1]) if lies_across(y.role, y.shape) else (y.role, y.shape)]
-    ]
-    found = list(
-        pl.pallas_call(
-            traced,
-            name=kernel.name,
-            out_shape=[y.array for y in out],
-            grid_spec=tpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=5,
-                grid=grid.steps,
-                in_specs=[spec(x, inner) for x in leaves],
-                out_specs=[spec(y, stepped) for y in out],
-                scratch_shapes=[tpu.VMEM(shape, plan.dtype) for shape in kernel.carry],
-            ),
-            compiler_params=tpu.CompilerParams(
-                dimension_semantics=("parallel", "arbitrary" if kernel.of_offsets else "parallel", "arbitrary")
-            ),
-            interpret=interpret,
-        )(
-            jnp.asarray(states.array).reshape(-1),
-            fetch.reshape(-1),
-            *(x.array for x in nonfinite),
-            *(x.array for x in leaves),
-        )
+    found = pl.pallas_call(
+        traced,
+        name=kernel.name,
+        out_shape=[y.array for y in out],
+        grid_spec=tpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2 + len(nonfinite),
+            grid=grid.steps,
+            in_specs=[block_spec(kernel, x, fetched) for x in leaves],
+            out_specs=[block_spec(kernel, y, stepped) for y in out],
+            scratch_shapes=[tpu.VMEM(shape, kernel.call.plan.dtype) for shape in kernel.carry],
+        ),
+        compiler_params=tpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary" if kernel.of_offsets else "parallel", "arbitrary")
+        ),
+        interpret=interpret,
+    )(
+        jnp.asarray(states.array).reshape(-1),
+        fetch.reshape(-1),
+        *(x.array for x in nonfinite),
+        *(x.array for x in leaves),
     )
     pairs = zip(found, out, kernel.outputs, strict=True)
     return [x if leaf.role == y.role else x.swapaxes(1, 2) for x, leaf, y in pairs]
+
+
+def output_in_memory(kernel: Kernel, y: Output) -> Leaf:
+    """The shape of an output for all heads, and its role, which is reversed where it is kept transposed."""
+    local = {"manual_axis_type": ManualAxisType()}  # in jax.shard_map a kernel is lowered as one device sees it
+    shape, role = (y.shape[::-1], y.role[::-1]) if lies_across(y.role, y.shape) else (y.shape, y.role)
+    return Leaf(jax.ShapeDtypeStruct((kernel.grid.steps[0], *shape), y.dtype, **local), kernel.grid.kept, role)
+
+
+def tiles_to_fetch(states: Leaf, grid: Grid) -> jax.Array:
+    """The inner tile whose blocks each step names. A tile that is not visited names the one that was visited before
+    it, or if there is none the first that will be: its blocks are in fast memory already, so nothing is fetched."""
+    visited = jnp.asarray(states.array != EMPTY)
+    last = jax.lax.cummax(jnp.where(visited, jnp.arange(grid.inner, dtype=jnp.int32), -1), axis=2)
+    return jnp.where(last < 0, jnp.argmax(visited, axis=2).astype(jnp.int32)[..., None], last)
+
+
+def block_spec(kernel: Kernel, leaf: Leaf, inner: Callable[..., Any]) -> pl.BlockSpec:
+    """The block of a leaf at a step of the grid: `inner` finds the tile along the inner axis."""
+    grid, plan = kernel.grid, kernel.call.plan
+    first = np.int32(0)  # a Python 0 is an int64 with jax_enable_x64, by which no block is found
+    if leaf.role == "":
+        return pl.BlockSpec(leaf.array.shape, lambda *_: first, memory_space=tpu.SMEM)
+
+    def outer(h: Any, a: Any, b: Any, *_: Any) -> Any:
+        return a
+
+    sizes = {"q": plan.q_tile, "k": plan.k_tile}
+    tile_of = {"q": inner, "k": outer} if grid.keys_outer else {"q": outer, "k": inner}
+    letters = leaf.role if len(leaf.role) > 1 else "1" + leaf.role
+    shape = [sizes.get(letter, n) for n, letter in zip(leaf.array.shape[1:], letters, strict=True)]
+    axes = [tile_of.get(letter, lambda *_: first) for letter in letters]
+
+    def index(h: Any, a: Any, b: Any, *tables: Any) -> Any:
+        return grid.flat(leaf.own, h, b), *(f(h, a, b, *tables) for f in axes)
+
+    return pl.BlockSpec((None, *shape), index)
+
+
+class Refs(NamedTuple):
+    """The blocks of memory that a step of the grid reads and writes."""
+
+    states: Any
+    nonfinite: Sequence[Any]
+    ins: Sequence[Any]
+    sums: Sequence[Any]
+    """The outputs that `Kernel.finish` gives, one block an outer tile."""
+    of_tile: Sequence[Any]
+    of_offsets: Sequence[Any]
+    carry: Sequence[Any]
+
+    @classmethod
+    def split(cls, kernel: Kernel, n_nonfinite: int, n_in: int, refs: Sequence[Any]) -> "Refs":
+        """In the order in which Pallas gives them: prefetched tables, inputs, outputs, scratch memory."""
+        rest = iter(refs)
+        states, _ = itertools.islice(rest, 2)  # what to fetch is for the block specs
+        n_sums = len(kernel.outputs) - kernel.of_tile - kernel.of_offsets
+        counts = n_nonfinite, n_in, n_sums, kernel.of_tile, kernel.of_offsets
+        nonfinite, ins, sums, of_tile, of_offsets = (list(itertools.islice(rest, n)) for n in counts)
+        return cls(states, nonfinite, ins, sums, of_tile, of_offsets, list(rest))
+
+
+def step(
+    kernel: Kernel, states: Leaf, nonfinite: Sequence[Leaf], leaves: Sequence[Leaf], tree: Any, out: Sequence[Leaf],
+    refs: Sequence[Any],
+) -> None:  # fmt: skip
+    """One step of the grid: the tile is visited in the form that it needs, if it is visited at all."""
+    grid, at = kernel.grid, Refs.split(kernel, len(nonfinite), len(leaves), refs)
+    h, a, b = (pl.program_id(axis) for axis in range(3))
+    i, j = kernel.tile_at(a, b)
+    offsets = offsets_of_tile(kernel.call.plan, i, j)
+    state = at.states[grid.place(states.own, h, a, b)]
+    finite = ~kernel.is_nonfinite(at.nonfinite, nonfinite, h, b, i, j)
+
+    def load() -> Any:
+        pairs = zip(leaves, at.ins, strict=True)
+        return jax.tree.unflatten(
+            tree, [read(kernel.call.plan, x, ref, grid.flat(x.own, h, b), offsets) for x, ref in pairs]
+        )
+
+    def visit(*, masked: bool, finite: bool) -> None:
+        after, more = kernel.visit(load(), [ref[...] for ref in at.carry], i, j, masked, finite)
+        store(at.carry, after)
+        store(at.of_tile, more[: kernel.of_tile])
+        for ref, part in zip(at.of_offsets, more[kernel.of_tile :], strict=True):
+            ref[:, offsets] += part
+
+    def finish() -> None:
+        values = kernel.finish([ref[...] for ref in at.carry], None)
+        transposed = (y.across != (leaf.role != y.role) for y, leaf in zip(kernel.outputs, out, strict=True))
+        store(at.sums, [value.T if turn else value for value, turn in zip(values, transposed, strict=False)])
+
+    for ref in at.of_offsets:
+        pl.when((a == 0) & (b == 0))(lambda ref=ref: store([ref], [jnp.zeros_like(ref)]))
+    pl.when(b == 0)(lambda: store(at.carry, kernel.start(load())))
+    if may_occur(states, FULL):
+        pl.when((state == FULL) & finite)(lambda: visit(masked=False, finite=True))
+    if may_occur(states, PARTIAL):
+        pl.when((state == PARTIAL) & finite)(lambda: visit(masked=True, finite=True))
+    pl.when((state != EMPTY) & ~finite)(lambda: visit(masked=True, finite=False))
+    if kernel.of_tile:
+        pl.when(state == EMPTY)(lambda: store(at.of_tile, [jnp.zeros_like(ref) for ref in at.of_tile]))
+    pl.when(b == grid.steps[2] - 1)(finish)
+
+
+def may_occur(states: Leaf, state: int) -> bool:
+    """Whether a tile may have this block state: unless the states are traced, whether one has."""
+    return not isinstance(states.array, np.ndarray) or bool((states.array == state).any())
 
 
 def products_in() -> str | None:
