@@ -31,7 +31,7 @@ NO_WAY = {
     "masks": "EMPTY FULL PARTIAL BlockState Mask Pattern Rows Spans TileAxis block_state picture to_dense",
     "scores": "Score ScoreModifier alibi_slopes bucket",
     "heads": "init latent_init effects agreement backward_lens Effects Agreement BackwardLens HeadScores "
-    "HeadScoreOptions",
+    "HeadScoreOptions Initializer Params PerHead Rope",
     "cache": "Cache CacheAttentionOptions Contiguous Paged Ring Store free next_positions share",
 }
 """Public names without a row: types, constants, initial parameters, and what takes no query, key or value."""

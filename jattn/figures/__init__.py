@@ -21,13 +21,15 @@ except ImportError:
 from jattn._picture_inputs import RunLike
 from jattn.figures._canvas import save
 from jattn.figures._effects import effects
-from jattn.figures._plane import PlaneOptions, path
+from jattn.figures._plane import Background, Field, PlaneOptions, path
 from jattn.figures._signed import conserved, why
 from jattn.figures._tiles import blocks, tiles
 from jattn.figures._time import animate, training
 from jattn.figures._weights import arcs, heads, weights
 
 __all__ = [
+    "Background",
+    "Field",
     "PlaneOptions",
     "RunLike",
     "animate",

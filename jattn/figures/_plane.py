@@ -16,9 +16,9 @@ from jattn._types import NumPyArrayLike
 from jattn.figures import _canvas
 
 Background: TypeAlias = tuple[NumPyArrayLike, NumPyArrayLike, NumPyArrayLike]
-"""(x [nx], y [ny], values [ny, nx])"""
+"""Filled contours behind a path: (x [nx], y [ny], values [ny, nx])."""
 Field: TypeAlias = tuple[NumPyArrayLike, NumPyArrayLike, NumPyArrayLike, NumPyArrayLike]
-"""(x [mx], y [my], u [my, mx], v [my, mx])"""
+"""Arrows (u, v) on a grid: (x [mx], y [my], u [my, mx], v [my, mx])."""
 
 
 class PlaneOptions(TypedDict, total=False):

@@ -22,12 +22,12 @@ from jattn.flow._closed import (
     squared_error,
 )
 from jattn.flow._continuous import integrate
-from jattn.flow._diagnosis import Check, Diagnostics, Report, check, loss_of, watch
+from jattn.flow._diagnosis import Check, Diagnostics, Read, Report, check, loss_of, watch
 from jattn.flow._long import run_in_parts
 from jattn.flow._looks import log_steps
 from jattn.flow._margins import Margin, max_margin
 from jattn.flow._measures import balance, entropy, max_logit, rollout, saturation
-from jattn.flow._paths import Now, Observe, Trajectory, run
+from jattn.flow._paths import Loss, Now, Observe, Track, Trajectory, run
 from jattn.flow._pulls import ProjectionPulls, Pulls, projection_pulls, pulls
 from jattn.flow._recorder import Recorder
 from jattn.flow._rows import MeasuredRow, MeasuredRowOptions, measure_row
@@ -35,6 +35,7 @@ from jattn.flow._rows import MeasuredRow, MeasuredRowOptions, measure_row
 __all__ = [
     "Check",
     "Diagnostics",
+    "Loss",
     "Margin",
     "MeasuredRow",
     "MeasuredRowOptions",
@@ -43,8 +44,10 @@ __all__ = [
     "Observe",
     "ProjectionPulls",
     "Pulls",
+    "Read",
     "Recorder",
     "Report",
+    "Track",
     "Trajectory",
     "attention_steps",
     "balance",

@@ -13,8 +13,10 @@ No batch: map with jax.vmap, in_axes (None, 0).
 
 from jattn.heads._effects import Agreement, BackwardLens, Effects, agreement, backward_lens, effects
 from jattn.heads._latent import latent_absorbed, latent_expanded, latent_init, latents
-from jattn.heads._multi import grouped, init, multi_head, output, project
+from jattn.heads._multi import Rope, grouped, init, multi_head, output, project
 from jattn.heads._norm import rms_norm
+from jattn.heads._params import Initializer, Params
+from jattn.heads._per_head import PerHead
 from jattn.heads._scores import HeadScoreOptions, HeadScores, head_scores
 
 __all__ = [
@@ -23,6 +25,10 @@ __all__ = [
     "Effects",
     "HeadScoreOptions",
     "HeadScores",
+    "Initializer",
+    "Params",
+    "PerHead",
+    "Rope",
     "agreement",
     "backward_lens",
     "effects",

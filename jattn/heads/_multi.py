@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import on_explicit_mesh
 from jattn._types import AnyArray, Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
+from jattn.arguments.heads import group_size
 from jattn.heads._norm import rms_norm
 from jattn.heads._params import LECUN, TRAINED_IN, Initializer, Params, at_least_1, fit, held, matrices, standard
 from jattn.heads._per_head import PER_HEAD, PerHead, has_own, in_every_head, own_options
@@ -76,10 +77,8 @@ def init(
     width, heads = (_errors.count("init", name, n, least=1) for name, n in (("width", width), ("heads", heads)))
     kv_heads = at_least_1("init", "kv_heads", kv_heads, heads)
     context_width = at_least_1("init", "context_width", context_width, width)
-    if heads % kv_heads:
-        got = {"heads": str(heads), "kv_heads": str(kv_heads)}
-        remedy = "Each key/value head serves the same number of query heads."
-        _errors.fail(ValueError, "init", "heads must be a multiple of kv_heads", remedy, **got)
+    must = "heads must be a multiple of kv_heads"
+    group_size("init", heads, kv_heads, must, heads=str(heads), kv_heads=str(kv_heads))
     if head_dim is None and width % heads:
         got = {"width": str(width), "heads": str(heads)}
         _errors.fail(ValueError, "init", "width must be a multiple of heads", "Or say how wide: head_dim=64.", **got)

@@ -13,9 +13,9 @@ from jattn._types import DTypeLike, PRNGKey
 
 LECUN = jax.nn.initializers.lecun_normal()
 Params: TypeAlias = Mapping[str, jax.Array | np.ndarray]
-"""Arrays by name."""
+"""The parameters of a head: arrays by name."""
 Initializer: TypeAlias = Callable[[jax.Array, tuple[int, int], DTypeLike], jax.Array]
-"""f(key, (fan_in, fan_out), dtype), as those of jax.nn.initializers."""
+"""initializer(key, (fan_in, fan_out), dtype) -> array, as those of jax.nn.initializers."""
 
 
 TRAINED_IN = "Parameters are real numbers, as in dtype='bfloat16'."

@@ -131,9 +131,12 @@ def every_position(x: Array) -> Array:
 
 
 def every_layer(key: Array, x: Array) -> Array:
-    params = heads.init(key, 8, heads=2, kv_heads=1)
-    q, k, v = heads.project(params, x, rope=positions.rotary)
-    out = heads.output(params, heads.grouped(q, k, v, mask=masks.causal()), x)
+    initializer: heads.Initializer = jax.nn.initializers.lecun_normal()
+    params: heads.Params = heads.init(key, 8, heads=2, kv_heads=1, initializer=initializer)
+    rope: heads.Rope = positions.rotary
+    q, k, v = heads.project(params, x, rope=rope)
+    per_head: heads.PerHead = {"scale": np.ones(2)}
+    out = heads.output(params, heads.grouped(q, k, v, mask=masks.causal(), per_head=per_head), x)
     assert_type(heads.grouped(q, k, v, return_lse=True), tuple[Array, Array])
     out += heads.multi_head(params, x, mask=masks.causal(), rope=positions.rotary)
     latent = heads.latent_init(key, 8, heads=2, head_dim=4, rope_dim=2, value_dim=4, kv_rank=4)
@@ -214,8 +217,10 @@ def every_flow(q: Array, k: Array, params: Toy, folder: Path) -> None:
         return flow.balance(params["q"], params["k"])
 
     objective: flow.Objective = flow.cross_entropy(0)
-    loss = flow.loss_of(read, objective)
-    observe: flow.Observe = flow.watch(read, objective, 0, conserved=balanced)
+    reads: flow.Read = read
+    loss: flow.Loss = flow.loss_of(reads, objective)
+    track: flow.Track = balanced
+    observe: flow.Observe = flow.watch(reads, objective, 0, conserved=track)
     path = flow.run(loss, params, optax.sgd(0.1), 100, observe=observe, at=flow.log_steps(100))
     assert_type(path, flow.Trajectory[Toy])
     assert_type(path.kept().params, Toy)
@@ -252,9 +257,12 @@ def film(run: figures.RunLike, file: Path, **plane: Unpack[figures.PlaneOptions]
 
 
 def every_figure(weights: np.ndarray, run: flow.Diagnostics, folder: Path) -> list[Path]:
+    x = weights[0]
+    heights: figures.Background = (x, x, weights)
+    field: figures.Field = (x, x, weights, weights)
     drawn = [figures.weights(weights, LABELS, LABELS), figures.arcs(weights, LABELS, LABELS), figures.heads(weights),
              figures.training(run, LABELS), figures.why(weights, LABELS), figures.conserved({"q": (weights, weights)}),
-             figures.path(weights, weights, LABELS),
+             figures.path(weights, weights, LABELS, background=heights, field=field),
              figures.effects(weights[0], weights[1]),
              figures.blocks(weights, T=4096, S=4096), figures.tiles(np.zeros((2, 2), int))]  # fmt: skip
     assert_type(drawn, list[Figure])
