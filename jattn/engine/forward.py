@@ -183,7 +183,7 @@ def weighted(
 
 
 def nan_rows_of(plan: Plan, x: Operands) -> Callable[..., jax.Array]:
-    """Of a full tile: (products, i, j) → for each query 0, or NaN where it or any of the keys is not finite."""
+    """For a full tile, (products, i, j) → for each query 0, or NaN where it or any of the keys is not finite."""
     if plan.q_tile < tuning.FEW_QUERIES:  # without a second look at all keys: a product tells
         return lambda products, i, j: products.max(1) * 0 + products.min(1) * 0
     q, k = (nan_if_nonfinite(a.astype(plan.dtype)) for a in (x.q, x.k))

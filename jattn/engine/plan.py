@@ -55,7 +55,7 @@ class Plan:
     settings: Settings = dataclasses.field(default_factory=Settings.here)
     """Those of JAX where attention was called."""
     finite: bool = False
-    """Whether `all_finite` found the operands so: then no tile is asked for what is not."""
+    """Whether `all_finite` found the operands finite: then no tile is searched for non-finite entries."""
     all_masked: bool = False
     """Whether the mask is applied to all tiles, even to those it rules nothing out of: one loop instead of two."""
     caller: str = dataclasses.field(default="attention", compare=False)
@@ -64,7 +64,7 @@ class Plan:
     """Whether cotangents are summed over examples before they are rounded to the dtypes of the operands."""
 
     def cotangent_dtype(self, dtype: Any) -> Any:
-        """That of the cotangent of an operand."""
+        """The dtype of the cotangent of an operand."""
         short = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < np.dtype(self.dtype).itemsize
         return self.dtype if self.summed and short else dtype
 

@@ -78,8 +78,8 @@ class PlannedFunction(BatchedFunction):
 
 def has_forms(plan: Plan) -> bool:
     """Whether the loops of a plan have faster forms: for finite operands, and for a function with its tangent."""
-    # Given tiles give the same bits in any company. Few queries are bound by reading the keys, and have no time for a
-    # second look at them.
+    # Where the caller chose the tile, an example has the same bits in every batch: one form only. Few queries are
+    # bound by reading the keys, and the search for non-finite entries would read them once more.
     return plan.platform == "cpu" and not plan.tile_given and plan.q_tile >= tuning.FEW_QUERIES
 
 
@@ -118,7 +118,7 @@ def schedule(plan: Plan, x: Operands) -> Schedule:
 
 
 def block_states(plan: Plan, x: Operands) -> Any:
-    """The block states of all tiles, of one question to the mask: in NumPy where they are known before tracing."""
+    """The block states of all tiles, by one call of the mask: in NumPy where they are known before tracing."""
     q = _spans(plan.T, plan.q_tile, plan.q_tiles, x.q_positions, 0)
     k = _spans(plan.S, plan.k_tile, plan.k_tiles, x.k_positions, 1)
     state = FULL if x.mask is None else x.mask.block_state(q, k)
@@ -231,7 +231,7 @@ def _fold_keys(visits: Schedule, i: Any, step: Callable[..., Any], state: Any) -
 
 
 def entry(x: jax.Array, i: Any) -> jax.Array:
-    """x[i], where i is not negative, which XLA need not ask."""
+    """x[i] for i ≥ 0, without the test for a negative index that JAX would add."""
     return jax.lax.dynamic_index_in_dim(x, i, keepdims=False, allow_negative_indices=False)
 
 
@@ -250,7 +250,7 @@ def scan_tiles(visits: Schedule, add: Callable[..., Any], carry: Any) -> Any:
             branches[EMPTY] = lambda c: c
             branches[PARTIAL] = lambda c: add(c, i, j, True)
             branches[FULL] = lambda c: add(c, i, j, False)
-            # Recomputed, or the branches would keep, of every tile, all that they look at.
+            # Recomputed: else each branch would keep its residuals for every tile.
             return recomputed(lambda: jax.lax.switch(states[i, j], branches, c)), None
 
         every = jnp.arange(visits.plan.q_tiles * visits.plan.k_tiles, dtype=jnp.int32)

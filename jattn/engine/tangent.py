@@ -53,7 +53,7 @@ class NonfiniteRows(NamedTuple):
         return self._replace(q=self.q.T)
 
     def zero(self, x: OperandsOrTile) -> OperandsOrTile:
-        """Operands, or tangents or cotangents of them, 0 in these rows: none of these passes there."""
+        """Operands, tangents or cotangents with zero in these rows, so that no derivative passes through them."""
         q, k, v = (
             None if a is None else jnp.where(nonfinite, 0, a)
             for a, nonfinite in zip((x.q, x.k, x.v), self, strict=True)
@@ -74,7 +74,7 @@ class Residuals(NamedTuple):
 
     @property
     def nonempty(self) -> jax.Array:
-        """The queries that attended to something, or have a sink: no others have a derivative."""
+        """The queries with an allowed key or a sink; the derivative of the others is zero."""
         return self.m != -jnp.inf
 
     def live(self, plan: Plan) -> jax.Array:
@@ -87,7 +87,7 @@ class Residuals(NamedTuple):
     def without_nonfinite(self, plan: Plan) -> "Residuals":
         """The same, with the rows of q, k and v that are not finite, where a mask may hide them: tiles have 0 there.
 
-        They are found once: then no tile is searched. A query that met one has a NaN in its maximum or cotangent.
+        They are searched for once, not in every tile. A query that attends one has a NaN in its maximum or cotangent.
         """
         if not self.searched(plan):
             return self
@@ -137,7 +137,7 @@ class DerivativePass(PlannedFunction, Linear):
         return super().read_in_place - set(self.argnums)
 
     def for_finite(self, examples: int = 1) -> ForFinite | None:
-        # One tile without a mask is not searched for what is not finite: that form is the same.
+        # A single tile without a mask needs no search for non-finite rows: the result is the same without.
         one = self.plan.q_tiles == self.plan.k_tiles == 1
         return None if one and self.leaf_numbers.mask is None else super().for_finite(examples)
 
@@ -190,7 +190,7 @@ class Recomputed(NamedTuple):
     """Which values are not finite; None where the tile is not searched for them."""
     transposed: bool = True
     nonfinite: jax.Array | None = None
-    """The pairs whose query or key was not finite, of operands that were made so."""
+    """The pairs whose query or key was not finite before it was replaced by zero."""
     plain: bool = False
     """Whether no logit is +∞, and none the result of a product that a compiler could fuse with "− m"."""
 
@@ -311,14 +311,14 @@ def logits_and_tangents(
     """The logits of a tile, as `tile.logits` makes them, and their tangents."""
 
     tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
-    turned = [name for name in ("q", "k") if tangents[name] is not None and lying(tangents[name]) is not None]
+    transposed = [name for name in ("q", "k") if tangents[name] is not None and lying(tangents[name]) is not None]
 
     def logits(active: dict[str, Any]) -> jax.Array:
-        active = active | {name: standing(active[name]) for name in turned}
+        active = active | {name: standing(active[name]) for name in transposed}
         return tiles.logits(plan, merge_active(tile, active), allowed, **how)
 
     def lain(fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | {name: lying(fields[name]) for name in turned}
+        return fields | {name: lying(fields[name]) for name in transposed}
 
     found: tuple[jax.Array, jax.Array] = jax.jvp(logits, (lain(active_fields(tile_dot, tile)),), (lain(tangents),))
     return found

@@ -53,10 +53,10 @@ class Visits(NamedTuple):
         flags = []
         for leaf in kernel.call.nonfinite_heads(kernel.rows, LARGEST_LOGIT):
             flags.append(kernel.call.spread(dataclasses.replace(leaf, array=leaf.array > 0)))
-        spoiled = jnp.broadcast_to(flags[0] | flags[1] | flags[2], grid.sizes).any(grid.shared)
+        nonfinite = jnp.broadcast_to(flags[0] | flags[1] | flags[2], grid.sizes).any(grid.shared)
         small = np.int16 if grid.inner < 2**15 else np.int32
         order, full, visited = (jnp.asarray(x).reshape(-1) for x in (order.astype(small), *counts))
-        return cls(states.own, order, full, visited, spoiled.astype(jnp.int32).reshape(-1))
+        return cls(states.own, order, full, visited, nonfinite.astype(jnp.int32).reshape(-1))
 
 
 def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
