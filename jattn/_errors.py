@@ -271,6 +271,20 @@ def function(caller: str, name: str, f: Any, remedy: str) -> None:
         fail(TypeError, caller, f"{name} must be a function", remedy, **{name: f"of type {type(f).__name__}"})
 
 
+def call_it(kind: Any, f: Any, remedy: str, option: str = "") -> str:
+    """The remedy; where f is a function of jattn that returns what is asked for, such as a mask: to call it."""
+    if getattr(f, "__annotations__", {}).get("return") is not kind or not f.__module__.startswith("jattn."):
+        return remedy
+    return f"Call it: {option}{f.__module__.rpartition('.')[0]}.{f.__name__}(…)."
+
+
+def called(caller: str, name: str, kind: Any, f: Any, must: str, option: str = "") -> None:
+    """Refuses a function of jattn that is passed in place of what it returns."""
+    remedy = call_it(kind, f, "", option)
+    if remedy:
+        fail(TypeError, caller, must, remedy, **{name: f"of type {type(f).__name__}"})
+
+
 def loss(caller: str, made: Any) -> None:
     """Refuses a loss by what `jax.eval_shape` says that it returns, where that is not one real number."""
     if not hasattr(made, "shape") or made.shape or not jnp.issubdtype(made.dtype, jnp.floating):
@@ -279,8 +293,8 @@ def loss(caller: str, made: Any) -> None:
         fail(ValueError, caller, "loss must return one real scalar", remedy, **{"loss returning": got})
 
 
-def takes(caller: str, name: str, f: Any, n: int, remedy: str) -> None:
-    """Refuses what is not a function of n scalars."""
+def takes(caller: str, name: str, f: Any, n: int, remedy: str, what: str = "scalars") -> None:
+    """Refuses what is not a function of n scalars, or of n of something else."""
     function(caller, name, f, remedy)
     try:
         inspect.signature(f).bind(*range(n))
@@ -289,7 +303,7 @@ def takes(caller: str, name: str, f: Any, n: int, remedy: str) -> None:
     except TypeError:
         got = f"with the arguments {inspect.signature(f)}"
         words = {2: "two", 3: "three", 4: "four"}
-        fail(TypeError, caller, f"{name} must take {words[n]} scalars", remedy, **{name: got})
+        fail(TypeError, caller, f"{name} must take {words[n]} {what}", remedy, **{name: got})
 
 
 @contextlib.contextmanager

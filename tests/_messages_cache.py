@@ -85,6 +85,7 @@ CACHE = [
     (ask(q=whole(B, 4, 1, D)), TypeError, "attention: q must be floating point, got q int32[2, 4, 1, 5]. Convert it first: q.astype(jax.numpy.float32)."),
     (ask(q=ones(3, 4, 1, D)), ValueError, "attention: q must have the B and D of the cache, got q [3, 4, 1, 5] and cache [2, 2, 7, 5]. Make the cache for these."),
     (ask(q=ones(B, 3, 1, D)), ValueError, "attention: the heads of q must be a multiple of those of the cache, got q [2, 3, 1, 5] and cache [2, 2, 7, 5]. Each key/value head serves the same number of query heads."),
+    (ask(mask=masks.causal), TypeError, "attention: mask must be a mask, got mask of type function. Call it: mask=jattn.masks.causal(…)."),
     (ask(mask=ones(1, S, dtype=bool)), TypeError, "attention: mask must be a mask, got mask of type ndarray. Make one with jattn.masks, such as masks.causal() & masks.window(left=3)."),
     (ask(sink=ones(3)), ValueError, "attention: sink must have the shape [] or [H], got sink [3]. Give one logit for all heads, or one a head: H is 4 here."),
     (ask(sink=whole(4)), TypeError, "attention: sink must be floating point, got sink int32[4]. Convert it first: sink.astype(jax.numpy.float32)."),

@@ -1,6 +1,8 @@
 """The refusals of positions, heads and hosts, word for word; test_messages checks them with all others."""
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
+import inspect
+
 import jax
 import numpy as np
 from _inputs import S, T
@@ -39,7 +41,9 @@ POSITIONS = [
     (rope(scaling=lambda f: Frequencies(f.inv[1:], f.base)), ValueError, f"rotary: scaling must return 3 frequencies, got inv [2]. {SCALING}"),
     (rope(scaling=positions.longrope((1.0,), (1.0, 1.0, 1.0), factor=2.0, original=8, length=4)), ValueError, "longrope: short must hold 3 numbers, got short of 1. Give a divisor to each pair of columns that turns: half the width."),
     (rope(base="10000"), TypeError, "rotary: base must be a real number, got base of type str. Pass a number of Python or NumPy."),
-    (rope(scaling=positions.linear), TypeError, "linear: factor must be a real number, got factor of type Frequencies. A scaling is what it returns: scaling=jattn.positions.linear(2.0)."),
+    (rope(scaling=positions.linear), TypeError, "rotary: scaling must take Frequencies, got scaling of type function. Call it: scaling=jattn.positions.linear(…)."),
+    (rope(scaling=positions.yarn), TypeError, "rotary: scaling must take Frequencies, got scaling of type function. Call it: scaling=jattn.positions.yarn(…)."),
+    (lambda: positions.compose(positions.linear(2.0), positions.llama3), TypeError, "compose: scaling must take Frequencies, got scaling of type function. Call it: scaling=jattn.positions.llama3(…)."),
     (rope(scaling=8.0), TypeError, f"rotary: scaling must be a function, got scaling of type float. {SCALING}"),
     (rope(positions=ON_AXES, axes=1), TypeError, f"rotary: axes must name one axis for each of 3 pairs, got axes of type int. {AXES}"),
     (lambda: positions.compose(positions.linear(2.0), None), TypeError, f"compose: scaling must be a function, got scaling of type NoneType. {SCALING}"),
@@ -157,6 +161,9 @@ HEADS = [
     (lambda: heads.latents(params(), ones(T, 8), rope=rotary), ValueError, f"latents: params must hold kv_down and kv_norm and k_rope, got params with k, out, q, v. {MADE}"),
     (lambda: heads.latents(latent() | {"q_down": ones(8, 3)}, ones(T, 8), rope=rotary), ValueError, f"latents: params must hold q_latent_norm, got params with k, k_rope, kv_down, kv_norm, out, q, q_down, v. {MADE}"),
     (attend(rope=10_000.0), TypeError, f"project: rope must be a function, got rope of type float. {ROPE}"),
+    (attend(rope=lambda x: x), TypeError, f"project: rope must take two arguments, got rope with the arguments (x). {ROPE}"),
+    (attend(rope=positions.linear(2.0)), TypeError, f"project: rope must take two arguments, got rope with the arguments {inspect.signature(positions.linear(2.0))}. {ROPE}"),
+    (lambda: heads.latents(latent(), ones(T, 8), rope=lambda x: x), TypeError, f"latents: rope must take two arguments, got rope with the arguments (x). {ROPE}"),
     (lambda: heads.latents(latent(), ones(T, 8), rope=None), TypeError, f"latents: rope must be a function, got rope of type NoneType. {ROPE}"),
     (lambda: heads.effects(None, ones(4)), TypeError, "effects: f must be a function, got f of type NoneType. Write f(gates) -> a loss or a logit."),
     (lambda: heads.latent_absorbed(latent(), ones(2, T, 8), rope=rotary), ValueError, f"latents: x must have the axes [T, E], got x [2, 13, 8]. {MAPPED}"),

@@ -139,6 +139,7 @@ SHARDING = [
     (inside(mask=masks.causal(), q_positions=WHOLE, k_positions=jnp.arange(4)), ValueError, "ring: k_positions must be sharded like k, got k_positions the same along 'seq'. The same positions on each device would place all shards at one spot: give them the same spec."),
     (inside(mask=masks.lengths(k=3)), ValueError, f"ring: mask must not count the rows of an array, of which each device holds a piece, got mask lengths. {BY}"),
     (inside("all_to_all", mask=masks.causal() & ~masks.dense(ones(T, T, dtype=bool)), q_positions=WHOLE, k_positions=WHOLE), ValueError, f"all_to_all: mask must not count the rows of an array, of which each device holds a piece, got mask dense. {BY}"),
+    (inside(mask=masks.causal), TypeError, "ring: mask must be a mask, got mask of type function. Call it: mask=jattn.masks.causal(…)."),
     (inside(mask=ones(T, T, dtype=bool)), TypeError, "ring: mask must be a mask, got mask of type ndarray. Make one with jattn.masks; an array of booleans would have to be sharded along both its axes."),
     (inside("tree"), ValueError, "tree: q must be the same on every device of the axis, got q varying along 'seq'. Leave the axis out of its spec; for queries that are sharded like the keys use ring."),
     (inside("ring_all_to_all"), TypeError, "ring_all_to_all: axis_name must be a pair of mesh axes, got axis_name 'seq'. Name the axis of the ring and the axis of the heads, in this order."),

@@ -336,6 +336,7 @@ TABLE = [
     (lambda: masks.causal() & ones(T, S, dtype=bool), TypeError, "mask: both sides of & must be masks, got other of type ndarray. Wrap a boolean array first: masks.dense(array)."),
     (lambda: ones(T, S, dtype=bool) & masks.causal(), TypeError, "mask: both sides of & must be masks, got other of type ndarray. Wrap a boolean array first: masks.dense(array)."),
     (lambda: ones(T, S, dtype=bool) | masks.causal(), TypeError, "mask: both sides of | must be masks, got other of type ndarray. Wrap a boolean array first: masks.dense(array)."),
+    (lambda: masks.causal() & masks.window, TypeError, "mask: both sides of & must be masks, got other of type function. Call it: jattn.masks.window(…)."),
     (lambda: masks.causal() & (lambda t, s: t > s), TypeError, "mask: both sides of & must be masks, got other of type function. Wrap a function first: masks.where(f)."),
     (lambda: masks.to_dense(~Remainders(), T, S), TypeError, "mask: pairs of Remainders must return booleans that broadcast to a tile, got pairs returning int32[13, 17]. Compare numbers, as in q.positions >= k.positions; the tile is [13, 17] here."),
     (attend(mask=~Flagged(ones(S))), ValueError, f"attention: flags of Flagged must have the shape [T], got flags [{S}]. Give each axis its full length or 1: [T] is [{T}] here."),
@@ -362,6 +363,7 @@ TABLE = [
     (lambda: masks.lengths(q=2.0), TypeError, "lengths: q must be integer, got q float32[]. It counts rows: pass a whole number."),
     (lambda: masks.dense(ones(T, S)), TypeError, "dense: array must be boolean, got array float32[13, 17]. True allows a pair. An additive mask is a bias: attention(bias=...)."),
     (lambda: masks.dense(ones(S, dtype=bool)), ValueError, "dense: array must have the axes [T, S], got array [17]. Map over a batch or heads with jax.vmap."),
+    (lambda: masks.to_dense(masks.causal, T, S), TypeError, "to_dense: mask must be a mask, got mask of type function. Call it: jattn.masks.causal(…)."),
     (lambda: masks.to_dense(ones(T, S, dtype=bool), T, S), TypeError, "to_dense: mask must be a mask, got mask of type ndarray. Make one with jattn.masks, or wrap a boolean array: masks.dense(array)."),
     (lambda: masks.picture(3, T), TypeError, "picture: mask must be a mask, got mask of type int. Make one with jattn.masks, or wrap a boolean array: masks.dense(array)."),
     (lambda: masks.to_dense(masks.causal(), -1, S), ValueError, "to_dense: T must be at least 0, got T -1. Pass a Python int of at least 0."),
@@ -452,6 +454,7 @@ TABLE = [
     (lambda: scores.relative_bias(ones(1), bidirectional=False), ValueError, "relative_bias: table must have at least 2 buckets, got table [1]. T5 has 32."),
     (lambda: scores.relative_bias(ones(32), max_distance=8), ValueError, "relative_bias: max_distance must be more than the distances that have a bucket of their own, got table [32] and max_distance 8. T5 has 128 for 32 buckets."),
     (lambda: scores.distance_bias(ones(4)), ValueError, "distance_bias: table must have an odd number of entries, got table [4]. Give one entry to each distance from −m to m, 0 among them."),
+    (lambda: scores.compose(scores.alibi), TypeError, "compose: score must take three scalars, got score of type function. Call it: jattn.scores.alibi(…)."),
     (lambda: scores.compose(scores.soft_cap(1.0), 3), TypeError, f"compose: score must be a function, got score of type int. {SCORE}"),
     (lambda: scores.compose(lambda score: score), TypeError, f"compose: score must take three scalars, got score with the arguments (score). {SCORE}"),
 ]  # fmt: skip

@@ -168,8 +168,7 @@ def booleans(caller: str, name: str, x: Any) -> jax.Array:
     """A boolean array that says which pairs are allowed."""
     if callable(x):
         remedy = f"Make a mask of a function of two positions: {name}=jattn.masks.where(f)."
-        if _makes(Mask, masks, x):
-            remedy = f"Call it: {name}=jattn.masks.{x.__name__}(…)."
+        remedy = _errors.call_it(Mask, x, remedy, f"{name}=")
         must = f"{name} must be a mask or an array of booleans"
         _errors.fail(TypeError, caller, must, remedy, **{name: f"of type {type(x).__name__}"})
     x = _errors.array(caller, name, x)
@@ -177,14 +176,10 @@ def booleans(caller: str, name: str, x: Any) -> jax.Array:
     return x
 
 
-def _makes(kind: type, package: Any, f: Any) -> bool:
-    """Whether f is a function of this package that returns one of a kind, a mask or a score, once it is called."""
-    return getattr(package, getattr(f, "__name__", ""), None) is f and f.__annotations__.get("return") is kind
-
-
 def mask_value(caller: str, mask: Any, remedy: str) -> Mask:
     """A value of `jattn.masks`, where booleans will not do."""
     if not isinstance(mask, Mask):
+        remedy = _errors.call_it(Mask, mask, remedy, "mask=")
         _errors.fail(TypeError, caller, "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
     _pytree(caller, "mask", mask)
     return mask
@@ -225,9 +220,7 @@ def validate_score(caller: str, score: Any, dtype: Any) -> None:
 
 def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
-    if _makes(scores.Score, scores, score):
-        must, remedy = "score must take three scalars", f"Call it: score=jattn.scores.{score.__name__}(…)."
-        _errors.fail(TypeError, caller, must, remedy, score=f"of type {type(score).__name__}")
+    _errors.called(caller, "score", scores.Score, score, "score must take three scalars", "score=")
     _errors.takes(caller, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     with _errors.traced(caller, "score"):

@@ -118,7 +118,7 @@ def latents(
     held(caller, params, "kv_down", "kv_norm", "k", "v", "k_rope", "q")
     if "q_down" in params:
         held(caller, params, "q_latent_norm")
-    _errors.function(caller, "rope", rope, ROPE)
+    _errors.takes(caller, "rope", rope, 2, ROPE, "arguments")
     lengths = fit(caller, params, kept)
     lengths["D+R"] = params["k"].shape[2] + params["k_rope"].shape[1]
     fit(caller, params, (f"q {'Q' if 'q_down' in params else 'E'} H D+R",), **lengths)

@@ -238,7 +238,7 @@ def project(
         with standard():
             q, k = rms_norm(q, unit, eps=eps) * params["temperature"][:, None, None], rms_norm(k, unit, eps=eps)
     if rope is not None:
-        _errors.function(caller, "rope", rope, ROPE)
+        _errors.takes(caller, "rope", rope, 2, ROPE, "arguments")
         q_positions, k_positions = (
             jnp.arange(n, dtype=jnp.int32) if p is None else _errors.array(caller, name, p)
             for name, n, p in (("q_positions", q.shape[1], q_positions), ("k_positions", k.shape[1], k_positions))

@@ -278,7 +278,7 @@ def _mask(sign: str, x: Any) -> Mask:
         return x
     got = f"of type {type(x).__name__}"
     made = "a function first: masks.where(f)." if callable(x) else "a boolean array first: masks.dense(array)."
-    remedy = f"Wrap {made}"
+    remedy = _errors.call_it(Mask, x, f"Wrap {made}")
     _errors.fail(TypeError, "mask", f"both sides of {sign} must be masks", remedy, other=got)
 
 

@@ -88,6 +88,7 @@ def _dense(caller: str, mask: Mask, T: int, S: int, q_positions: Any, k_position
     """`to_dense`, its errors in the name of `caller`."""
     if not isinstance(mask, Mask):
         remedy = "Make one with jattn.masks, or wrap a boolean array: masks.dense(array)."
+        remedy = _errors.call_it(Mask, mask, remedy)
         _errors.fail(TypeError, caller, "mask must be a mask", remedy, mask=f"of type {type(mask).__name__}")
     T, S = _errors.count(caller, "T", T), _errors.count(caller, "S", S)
     mask.validate(caller, T, S, not (q_positions is None and k_positions is None))

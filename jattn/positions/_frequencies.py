@@ -83,10 +83,9 @@ def frequencies_of(caller: str, width: int, base: float, scaling: Scaling | None
 
 
 def checked_scaling(caller: str, scaling: Any) -> Scaling:
-    """Refuses what cannot be called."""
-    if not callable(scaling):
-        got = {"scaling": f"of type {type(scaling).__name__}"}
-        _errors.fail(TypeError, caller, "scaling must be a function", _REMEDY, **got)
+    """Refuses what cannot be called, and what makes a scaling once it is."""
+    _errors.function(caller, "scaling", scaling, _REMEDY)
+    _errors.called(caller, "scaling", Scaling, scaling, "scaling must take Frequencies", "scaling=")
     return scaling
 
 
@@ -100,7 +99,4 @@ def number(caller: str, name: str, x: Any) -> Any:
     except (TypeError, ValueError):  # what NumPy makes no array of, or has no real number in it
         pass
     got = {name: x if isinstance(x, jax.Array | np.ndarray) else f"of type {type(x).__name__}"}
-    remedy = "Pass a number of Python or NumPy."
-    if isinstance(x, Frequencies):
-        remedy = f"A scaling is what it returns: scaling=jattn.positions.{caller}(2.0)."
-    _errors.fail(TypeError, caller, f"{name} must be a real number", remedy, **got)
+    _errors.fail(TypeError, caller, f"{name} must be a real number", "Pass a number of Python or NumPy.", **got)
