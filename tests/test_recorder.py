@@ -1,5 +1,6 @@
 """The recorder: what it keeps is what a run passes through, at the steps asked for, whatever ends the process."""
 
+import collections
 import io
 import math
 import os
@@ -393,6 +394,40 @@ def test_a_call_drops_what_comes_later_and_a_new_run_replaces_an_old_one(tmp_pat
     assert (run["steps"].tolist(), run["x"].tolist()) == ([0, 2, 4, 6], [0, 0, 1, 1])
     flow.Recorder(tmp_path / "a.npy")(0, other=np.ones(3))
     assert flow.Recorder(tmp_path / "a.npy").run()["other"].tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("other", [{"a": 7.0}, {"a": np.ones(3)}, {"b": 7.0}])
+@pytest.mark.parametrize("limit", [2, 1000])
+def test_what_another_recorder_wrote_meanwhile_is_neither_mixed_nor_lost(other, limit, tmp_path):
+    first, second = (flow.Recorder(tmp_path / "a.npy", limit=limit) for _ in range(2))
+    first(0, a=1.0)
+    first(1, a=1.0)
+    second(1, **other)
+    with pytest.raises(ValueError, match=r"by one recorder at a time, got file a\.npy, changed by another"):
+        first(2, a=1.0)
+    run = flow.Recorder(tmp_path / "a.npy").run()
+    (name, value), *_ = other.items()
+    np.testing.assert_array_equal(run["steps"], [1])
+    np.testing.assert_array_equal(run[name], [value])
+
+
+def test_a_damaged_file_is_refused_in_one_line(tmp_path):
+    flow.Recorder(tmp_path / "a.npy")(0, a=np.ones(3))
+    whole = (tmp_path / "a.npy").read_bytes()
+    damaged = [whole[:n] for n in (0, 3, 9, 60, len(whole) - 1)]
+    damaged += [start + whole[4:] for start in (b"PK\x03\x04", b"PK\x05\x06", b"\x80\x04a.")]
+    damaged += [whole.replace(sign, b"(", 1) for sign in (b"{", b"}", b"'", b",", b")")]
+    for x in damaged:
+        (tmp_path / "b.npy").write_bytes(x)
+        with pytest.raises(ValueError, match="file must be one of a recorder"):
+            flow.Recorder(tmp_path / "b.npy")
+
+
+def test_the_same_names_in_another_order_are_refused_in_one_line(tmp_path):
+    Ordered = collections.namedtuple("Ordered", "b a")  # noqa: PYI024 - two fields without types
+    flow.Recorder(tmp_path / "a.npy", lambda x: Ordered(x, x))(0, 1.0)
+    with pytest.raises(ValueError, match="got names of another order or nesting"):
+        flow.Recorder(tmp_path / "a.npy", lambda x: {"a": x, "b": x})(1, 1.0)
 
 
 # What draws it, and what it refuses while it runs

@@ -4,10 +4,11 @@ import bisect
 import io
 import os
 import tempfile
+import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +52,9 @@ class Recorder:
     Raises:
       TypeError, ValueError: `at` is not increasing or not below 2³¹, `file` is no .npy or none of a recorder's,
         `observe` no function; when called: a step is not a whole number, what is observed has no names, is no number,
-        or has another structure, shape or dtype than before; it is called inside jax.vmap or jax.shard_map. What
-        differs in a jitted loop is a JaxRuntimeError; in a jax.checkpoint that is differentiated JAX raises a
-        NotImplementedError, "Effects not supported".
+        or has another structure, shape or dtype than before; another recorder wrote in the file; it is called inside
+        jax.vmap or jax.shard_map. What differs in a jitted loop is a JaxRuntimeError; in a jax.checkpoint that is
+        differentiated JAX raises a NotImplementedError, "Effects not supported".
 
     Memory: one record and the numbers of the steps; where every second is dropped the file, `limit` records at most.
 
@@ -183,7 +184,7 @@ class Recorder:
         if before and len(rows) == before:
             self._append(record, before)
         else:
-            self._replace(np.concatenate([_read(self._file)[rows], record]) if rows else record)
+            self._replace(np.concatenate([self._held(before)[rows], record]) if rows else record)
         self._steps, self._dtype, self._spaced = [*(self._steps[row] for row in rows), step], record.dtype, spacing
 
     def _still_kept(self, before: int, spacing: int) -> list[int]:
@@ -197,6 +198,7 @@ class Recorder:
         header = _header(self._dtype, before)
         del self._steps[before:]  # whatever ends this, the next call counts no more than these
         with open(self._file, "r+b") as file:
+            self._check_last(file, header, before)
             if file.seek(0, os.SEEK_END) > len(header) + before * record.itemsize:
                 file.seek(0)  # what follows is dropped before it is overwritten
                 file.write(header)
@@ -207,6 +209,25 @@ class Recorder:
             file.flush()
             file.seek(0)
             file.write(_header(self._dtype, before + 1))
+
+    def _check_last(self, file: BinaryIO, header: bytes, before: int) -> None:
+        """Refuses a file in which the record before is not the one that this recorder left there."""
+        form, last = file.read(len(header)), len(header) + (before - 1) * self._dtype.itemsize
+        file.seek(last)
+        alike = form.rpartition(b"shape")[0] == header.rpartition(b"shape")[0]
+        if not alike or file.read(8) != np.int64(self._steps[before - 1]).tobytes():
+            self._refuse_changed()
+
+    def _held(self, before: int) -> np.ndarray:
+        """What the file holds, the first so many records as this recorder left them."""
+        held = _read(self._file)
+        if held.dtype != self._dtype or held["steps"][:before].tolist() != self._steps[:before]:
+            self._refuse_changed()
+        return held
+
+    def _refuse_changed(self) -> NoReturn:
+        must, remedy = "file must be written by one recorder at a time", "Give each recorder a file of its own."
+        _errors.fail(ValueError, _CALLER, must, remedy, file=f"{self._file.name}, changed by another")
 
     def _replace(self, records: np.ndarray) -> None:
         """These records alone, whole or not at all."""
@@ -338,7 +359,9 @@ def _difference(new: np.dtype, old: np.dtype) -> dict[str, str]:
         return found
 
     now, before = flat(new), flat(old)
-    name = next(name for name in {**now, **before} if now.get(name) != before.get(name))
+    name = next((name for name in {**now, **before} if now.get(name) != before.get(name)), None)
+    if name is None:
+        return {"names": "of another order or nesting"}
     return {name: now.get(name, "left out"), "in the file": before.get(name, "none")}
 
 
@@ -352,8 +375,9 @@ def _header(dtype: np.dtype, n: int) -> bytes:
 
 def _read(file: Path) -> np.ndarray:
     try:
-        held = np.load(file, max_header_size=_LONGEST_HEADER)
-    except (ValueError, EOFError):
+        with open(file, "rb") as opened:  # of what is damaged np.load may find a .npz, and leave it open
+            held = np.lib.format.read_array(opened, max_header_size=_LONGEST_HEADER)
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError):
         held = None
     if not isinstance(held, np.ndarray) or held.ndim != 1 or (held.dtype.names or ("",))[0] != "steps":
         remedy = "Name another file, or remove this one."
