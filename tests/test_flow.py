@@ -690,6 +690,14 @@ def test_a_run_in_parts_stops_at_a_nan(tmp_path):
     assert flow.run_in_parts(*args, every=3, at=(10, 20)).at.tolist() == [4]
 
 
+def test_an_array_without_entries_passes_through_a_checkpoint(tmp_path):
+    params = {"none": jnp.ones((0, 3)), "x": jnp.array([1.0, -2.0])}
+    args = (lambda p: quadratic(p["x"], jnp.ones(2)), params, optax.adam(0.1), 5)
+    for _ in range(2):  # and again, from its checkpoint
+        path = flow.run_in_parts(*args, every=2, folder=tmp_path)
+        assert_same(path, flow.run_in_parts(*args, every=2))
+
+
 def test_a_run_in_parts_takes_its_steps_as_a_number_of_numpy(tmp_path):
     path = flow.run_in_parts(cliff, jnp.float32(0), optax.sgd(1.0), np.int64(3), every=2, folder=tmp_path)
     assert path.at.tolist() == [0, 3]

@@ -424,7 +424,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
 
 
 def test_the_same_names_in_another_order_are_refused_in_one_line(tmp_path):
-    Ordered = collections.namedtuple("Ordered", "b a")  # noqa: PYI024 - two fields without types
+    Ordered = collections.namedtuple("Ordered", "b a")
     flow.Recorder(tmp_path / "a.npy", lambda x: Ordered(x, x))(0, 1.0)
     with pytest.raises(ValueError, match="got names of another order or nesting"):
         flow.Recorder(tmp_path / "a.npy", lambda x: {"a": x, "b": x})(1, 1.0)

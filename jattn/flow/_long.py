@@ -166,8 +166,7 @@ class _Checkpoints:
         n = sum(t <= last for t in looks)
         blank = [jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), like)] if n else []
         held = self._read(last, arrays=args.StandardRestore(_named(run_state, blank)))
-        run_state = jax.tree.unflatten(jax.tree.structure(run_state), _ordered(held["run_state"]))
-        return run_state, [jax.tree.unflatten(jax.tree.structure(like), _ordered(held["seen"]))] if n else []
+        return _filled(run_state, held["run_state"]), [_filled(like, held["seen"]) for like in blank]
 
     def _read(self, step: int, **item: Any) -> Any:
         """One item of a checkpoint, whatever of its files is lost or cut short."""
@@ -186,10 +185,16 @@ class _Checkpoints:
 
 
 def _named(run_state: RunState, seen: list[Tree]) -> dict[str, dict[str, jax.Array]]:
-    """The leaves by their numbers: what every version of orbax can hold, whatever the optimiser's state is made of."""
+    """The leaves by their numbers: what every version of orbax can hold, whatever the optimiser's state is made of.
+
+    It holds no array without entries.
+    """
     leaves = {"run_state": jax.tree.leaves(run_state), "seen": jax.tree.leaves(seen)}
-    return {name: {f"{i:06d}": x for i, x in enumerate(xs)} for name, xs in leaves.items() if xs}
+    return {name: {f"{i:06d}": x for i, x in enumerate(xs) if x.size} for name, xs in leaves.items() if xs}
 
 
-def _ordered(held: dict[str, jax.Array]) -> list[jax.Array]:
-    return [held[name] for name in sorted(held)]
+def _filled(like: Tree, held: dict[str, jax.Array]) -> Tree:
+    """The tree with the leaves that are held by their numbers."""
+    leaves = enumerate(jax.tree.leaves(like))
+    made = [held[f"{i:06d}"] if x.size else jnp.zeros(x.shape, x.dtype) for i, x in leaves]
+    return jax.tree.unflatten(jax.tree.structure(like), made)
