@@ -96,6 +96,14 @@ def recorded(*calls, name="run.npy", held=None, **how):
     return call
 
 
+def recorded_by_two():
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = (flow.Recorder(Path(folder) / "run.npy") for _ in range(2))
+        first(0, x=1.0)
+        second(0, x=np.ones(3))
+        first(1, x=1.0)
+
+
 def in_shard_map():
     mesh, rows = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)), jax.sharding.PartitionSpec("x")
     each = jax.shard_map(
@@ -219,6 +227,7 @@ FLOW = [
     (recorded(at=(3, 2)), ValueError, "recorder: at must be increasing steps from 0 on, got at of 2 steps. Give them sorted, without repeats, as flow.log_steps(steps) does."),
     (recorded(limit=1), ValueError, "recorder: limit must be at least 2, got limit 1. Pass a Python int of at least 2."),
     (recorded(held=b""), ValueError, "recorder: file must be one of a recorder, got file run.npy, of another kind. Name another file, or remove this one."),
+    (recorded_by_two, ValueError, "recorder: file must be written by one recorder at a time, got file run.npy, changed by another. Give each recorder a file of its own."),
     (recorded((2.5, {})), TypeError, "recorder: step must be a whole number, got step of type float. Pass a Python int of at least 0."),
     (traced(lambda: jax.jit(flow.Recorder("never made.npy"))(2.5)), TypeError, "recorder: step must be integer, got step float32[]. Steps are counted: pass a whole number."),
     (recorded((0, {"steps": 1})), ValueError, "recorder: what is observed must be arrays by name, got one named steps. Give them as in {'loss': loss}; the steps themselves are kept as steps."),
