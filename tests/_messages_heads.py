@@ -195,6 +195,24 @@ def dropping(host):
     return call
 
 
+def of_equinox(query=(T, 4), key_=(S, 4), value=(S, 4), **options):
+    def call():
+        from jattn.hosts.equinox import MultiheadAttention
+
+        return MultiheadAttention(2, 4, key=jax.random.key(0))(ones(*query), ones(*key_), ones(*value), **options)
+
+    return call
+
+
+def of_flax(**options):
+    def call():
+        from jattn.hosts.flax import attention_fn
+
+        return attention_fn(*(ones(2, T, 4, 6),) * 3, **options)
+
+    return call
+
+
 def alike(**options):
     """Dropout that is one draw for all, over two examples."""
     shapes = {"query": (2, T, 4, 6), "key": (2, S, 2, 6), "value": (2, S, 2, 6), "bias": None, "mask": None} | options
@@ -211,6 +229,17 @@ HOSTS = [
     (interface(ones(2, T, dtype=bool)), ValueError, "attention_interface: attention_mask must broadcast to [B, N, T, S], got attention_mask [2, 13]. Of one entry a token make one a pair: x[:, None, None, :]."),
     (dropping("flax"), ValueError, "hosts: dropout_rng must be given where weights are dropped, got dropout_rng None. Pass a key of jax.random, dropout_rng=jax.random.key(0), or deterministic=True."),
     (dropping("equinox"), ValueError, "hosts: key must be given where weights are dropped, got key None. Pass a key of jax.random, key=jax.random.key(0), or inference=True."),
+    (of_equinox(query=(2, T, 4)), ValueError, "hosts: query must have the axes [tokens, query_size], got query [2, 13, 4]. Map a batch of examples with jax.vmap."),
+    (of_equinox(key_=(S, 3)), ValueError, "hosts: key_ must have key_size columns, got key_ [17, 3] and key_size 4. Make the layer with key_size=3, or project key_."),
+    (of_equinox(value=(T, 4)), ValueError, "hosts: key_ and value must agree in their number of rows, got key_ [17, 4] and value [13, 4]. Each key needs its one value."),
+    (of_equinox(process_heads=lambda q, k, v: (q, k)), TypeError, "hosts: process_heads must return query, key and value, got process_heads 2 of them. Return all three: (q, k, v)."),
+    (of_equinox(process_heads=lambda q, k, v: None), TypeError, "hosts: process_heads must return query, key and value, got process_heads of type NoneType. Return all three: (q, k, v)."),
+    (of_equinox(process_heads=lambda q, k, v: (q[:3], k, v)), ValueError, "hosts: process_heads must leave q [13, 2, 2], and v 2 wide, got q [3, 2, 2] and v [17, 2, 2]. Return heads of the same shapes."),
+    (of_flax(dtype="float99"), TypeError, "hosts: dtype must be floating point, got dtype 'float99'. Pass one of jax.numpy, as in dtype=jax.numpy.float32."),
+    (of_flax(dtype=np.int32), TypeError, "hosts: dtype must be floating point, got dtype int32. Pass one of jax.numpy, as in dtype=jax.numpy.float32."),
+    (of_flax(precision="lowest"), ValueError, "hosts: precision must be known to JAX, got precision 'lowest'. Pass one of jax.lax.Precision, as in precision='highest'."),
+    (of_flax(dropout_rate=-0.5, dropout_rng=jax.random.key(0)), ValueError, "dot_product_attention: dropout_rate must be at least 0 and less than 1, got dropout_rate -0.5. Give the share of weights to drop; 0 drops none."),
+    (of_flax(qk_attn_weights_einsum=np.einsum), NotImplementedError, "hosts: qk_attn_weights_einsum must be None, got qk_attn_weights_einsum of type _ArrayFunctionDispatcher. Leave it out, or keep the attention of flax for this layer."),
     (interface(None, query=ones(4, T, 6)), ValueError, "attention_interface: query must have the axes [B, N, T, H], got query [4, 13, 6]. Heads stand before tokens, and one example is a batch of 1."),
     (interface(None, query="river"), TypeError, "attention_interface: query must be an array of numbers in one shape, got query of type str. Pass a jax or NumPy array."),
     (interface(None, sliding_window=2.5, is_causal=True), TypeError, "attention_interface: sliding_window must be a whole number, got sliding_window of type float. Pass a Python int of at least 1."),

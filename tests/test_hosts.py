@@ -185,6 +185,32 @@ def test_linen_decodes_drops_and_keeps_its_weights():
     assert np.abs(draws[0] - draws[2]).max() > 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:Using:DeprecationWarning")  # flax says so of its own sow too
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_layer_of_flax_takes_a_mask_as_a_value_where_it_drops_and_keeps_its_weights_too(alike):
+    from flax import nnx
+
+    options = {"dropout_rate": 0.5, "broadcast_dropout": alike, "deterministic": False}
+    x = normal(B, T, E, dtype=np.float32)
+
+    def run(mask):
+        layer = nnx_pair(**options)[0]
+        return layer(x, mask=mask, sow_weights=True), jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))
+
+    jax.tree.map(near, run(masks.causal()), run(CAUSAL[None, None]))
+
+
+def test_an_einsum_of_one_s_own_is_refused_and_not_left_out():
+    import flax.linen as nn
+
+    from jattn.hosts.flax import attention_fn
+
+    own = {f"{name}_einsum_cls": lambda: jnp.einsum for name in ("qk_attn_weights", "attn_weights_value")}
+    layer = nn.MultiHeadDotProductAttention(H, qkv_features=E, attention_fn=attention_fn, **own)
+    with pytest.raises(NotImplementedError, match=r"^hosts: qk_attn_weights_einsum must be None, got"):
+        layer.init(jax.random.key(0), normal(B, T, E, dtype=np.float32))
+
+
 def test_flax_in_low_precision_and_other_shapes():
     import flax.linen as nn
 
@@ -291,6 +317,55 @@ def test_equinox_drops_where_it_is_not_inferring():
     near(draws[0], draws[1])
     assert np.abs(draws[0] - draws[2]).max() > 1e-3
     near(layer(x, x, x, inference=True), MultiheadAttention(H, E, key=jax.random.key(0))(x, x, x))
+
+
+def test_a_share_that_equinox_holds_as_an_array_is_dropped_under_jit_and_not_trained():
+    import equinox as eqx
+
+    from jattn.hosts.equinox import MultiheadAttention
+
+    plain = MultiheadAttention(H, E, key=jax.random.key(0))
+    x = normal(T, E, dtype=np.float32)
+
+    def of(share):
+        layer = MultiheadAttention(H, E, dropout_p=0.5, key=jax.random.key(0))
+        return eqx.tree_at(lambda layer: layer.dropout.p, layer, share)
+
+    @eqx.filter_jit
+    def run(layer):
+        loss = lambda layer: (out := layer(x, x, x, key=jax.random.key(1))).sum() + out[0, 0]  # noqa: E731
+        return layer(x, x, x, key=jax.random.key(1)), eqx.filter_grad(loss)(layer).dropout.p
+
+    none, half, number = (run(of(share))[0] for share in (jnp.zeros(()), jnp.asarray(0.5), 0.5))
+    near(none, plain(x, x, x))
+    near(half, number)
+    assert np.abs(half - none).max() > 1e-3
+    assert run(of(jnp.asarray(0.5)))[1] == 0
+
+
+def test_deterministic_is_equinox_s_deprecated_word_for_inference():
+    import equinox as eqx
+
+    from jattn.hosts.equinox import MultiheadAttention
+
+    x = normal(T, E, dtype=np.float32)
+    for kind in (MultiheadAttention, eqx.nn.MultiheadAttention):
+        layer = kind(H, E, dropout_p=0.5, key=jax.random.key(0))
+        with pytest.warns(UserWarning, match=r"deterministic=\.\.\.\) is deprecated in favour"):
+            got = layer(x, x, x, deterministic=True)
+        near(got, layer(x, x, x, inference=True))
+
+
+def test_what_processes_the_heads_of_equinox_may_put_keys_of_a_cache_before_them():
+    from jattn.hosts.equinox import MultiheadAttention
+
+    layer = MultiheadAttention(H, E, key=jax.random.key(0))
+    x = normal(T, E, dtype=np.float32)
+    heads = []
+    layer(x, x, x, process_heads=lambda *qkv: heads.append(qkv) or qkv)
+    _, k, v = heads[0]
+    before = lambda q, new_k, new_v: (q, jnp.concatenate([k[:3], new_k]), jnp.concatenate([v[:3], new_v]))  # noqa: E731
+    near(layer(x[3:], x[3:], x[3:], process_heads=before), layer(x, x, x)[3:])
 
 
 def test_equinox_without_keys_gives_the_bias_of_its_output():

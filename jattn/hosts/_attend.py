@@ -35,6 +35,11 @@ def needs_key(name: str, key: Any, off: str) -> None:
         _errors.fail(ValueError, "hosts", f"{name} must be given where weights are dropped", remedy, **{name: "None"})
 
 
+def drops(rate: Any) -> bool:
+    """Whether weights may be dropped at that rate: unless it is 0 and a number. A traced one may be anything."""
+    return not (isinstance(rate, int | float | np.number) and rate == 0)
+
+
 def attend_heads(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any) -> jax.Array:
     """`dot_product_attention` with any number of batch axes before the tokens: [*B, T, N, H] and [*B, S, K, H]."""
     batch, (query, key, value) = _one_batch(query=query, key=key, value=value)
@@ -196,13 +201,14 @@ def _one_a_head(x: jax.Array, N: int) -> jax.Array:
 def attend_broadcast_dropout(query: Any, key: Any, value: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
     """`attend_heads` with one draw of dropout for every head and every example."""
     batch, arrays = _one_batch(query=query, key=key, value=value)
-    pairs, N = _pairs(batch, arrays[0], arrays[1], bias, mask), query.shape[-2]
+    shared = mask if isinstance(mask, Mask) else None
+    pairs, N = _pairs(batch, arrays[0], arrays[1], bias, None if shared is not None else mask), query.shape[-2]
     q, k, v = (jnp.moveaxis(_one_a_head(x, N), 2, 1)[:, :, :, None] for x in arrays)
     over = [{name: None if x.shape[axis] == 1 else 0 for name, x in pairs.items()} for axis in (0, 1)]
     pairs = {name: x.squeeze(tuple(a for a in (0, 1) if x.shape[a] == 1)) for name, x in pairs.items()}
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> jax.Array:
-        return dot_product_attention(q, k, v, own.get("bias"), own.get("mask"), **options)
+        return dot_product_attention(q, k, v, own.get("bias"), own.get("mask", shared), **options)
 
     out = jax.vmap(jax.vmap(head, (0, 0, 0, over[1])), (0, 0, 0, over[0]))(q, k, v, pairs)
     return jnp.moveaxis(out[:, :, :, 0], 1, 2).reshape(*batch, q.shape[2], N, v.shape[-1])

@@ -9,13 +9,15 @@
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 import jax
 
+from jattn import _errors
 from jattn._types import AnyArray, Array, ArrayLike, Bool, Float, Integer, PRNGKey
-from jattn.hosts._attend import Measured, attend_heads, host, measure_heads, needs_key
+from jattn.hosts._attend import Measured, attend_heads, drops, host, measure_heads, needs_key
 from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
 
@@ -72,6 +74,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         *,
         key: PRNGKey | None = None,
         inference: bool | None = None,
+        deterministic: bool | None = None,
         process_heads: ProcessHeads | None = None,
         measure: Integer[ArrayLike, " R"] | Sequence[int] | None = None,
         **options: Unpack[DotProductAttentionOptions],
@@ -83,13 +86,24 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         same attention, under every option: a sink one for all or one a head [N], positions, lengths, is_causal,
         local_window_size, score and scale. Dropout is left out, and tile and implementation do not matter.
         """
+        if deterministic is not None:
+            inference = deterministic
+            said = (
+                "MultiheadAttention()(deterministic=...) is deprecated in favour of MultiheadAttention()(inference=...)"
+            )
+            warnings.warn(said, stacklevel=2)
+        given = ("query", query, self.query_proj), ("key_", key_, self.key_proj), ("value", value, self.value_proj)
+        query, key_, value = (_tokens(*x) for x in given)
+        if key_.shape[0] != value.shape[0]:
+            must, remedy = "key_ and value must agree in their number of rows", "Each key needs its one value."
+            _errors.fail(ValueError, "hosts", must, remedy, key_=key_, value=value)
         q, k, v = (self._heads(*x) for x in ((self.query_proj, query), (self.key_proj, key_), (self.value_proj, value)))
         if process_heads is not None:
-            q, k, v = process_heads(q, k, v)
+            q, k, v = _processed(process_heads, q, k, v)
         off = self.dropout.inference if inference is None else inference
-        if not off and self.dropout.p > 0:
+        if not off and drops(self.dropout.p):
             needs_key("key", key, "inference=True")
-            options |= {"dropout_rate": self.dropout.p, "dropout_key": key}
+            options |= {"dropout_rate": jax.lax.stop_gradient(self.dropout.p), "dropout_key": key}  # as equinox has it
         out = attend_heads(q, k, v, None, mask, **options)
         out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], math.prod(out.shape[1:])))
         return out if measure is None else (out, measure_heads(q, k, None, mask, rows=measure, **options))
@@ -97,3 +111,29 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     def _heads(self, projection: Any, x: Any) -> jax.Array:
         y = jax.vmap(projection)(x)
         return y.reshape(x.shape[0], self.num_heads, y.shape[1] // self.num_heads)
+
+
+def _tokens(name: str, x: Any, projection: Any) -> jax.Array:
+    """Of one example, in the width that a projection takes. Of a projection of one's own no width is known."""
+    x = _errors.array("hosts", name, x)
+    of, width = f"{name.strip('_')}_size", getattr(projection, "in_features", None)
+    _errors.rank("hosts", 2, f"[tokens, {of}]", "Map a batch of examples with jax.vmap.", **{name: x})
+    if isinstance(width, int) and x.shape[1] != width:
+        must, remedy = f"{name} must have {of} columns", f"Make the layer with {of}={x.shape[1]}, or project {name}."
+        _errors.fail(ValueError, "hosts", must, remedy, **{name: x, of: str(width)})
+    return x
+
+
+def _processed(process_heads: ProcessHeads, *heads: jax.Array) -> list[jax.Array]:
+    """What process_heads makes of the heads; keys and values may be fewer or more, as of a cache."""
+    q, k, v = heads
+    found = process_heads(q, k, v)
+    if not isinstance(found, tuple | list) or len(found) != 3:
+        must, remedy = "process_heads must return query, key and value", "Return all three: (q, k, v)."
+        got = f"{len(found)} of them" if isinstance(found, tuple | list) else _errors.kind_of(found)
+        _errors.fail(TypeError, "hosts", must, remedy, process_heads=got)
+    new_q, new_k, new_v = (_errors.array("hosts", f"process_heads' {n}", x) for n, x in zip("qkv", found, strict=True))
+    if new_q.shape != q.shape or new_v.ndim != 3 or new_v.shape[-1] != v.shape[-1]:
+        must = f"process_heads must leave q {_errors.shape(q)}, and v {v.shape[-1]} wide"
+        _errors.fail(ValueError, "hosts", must, "Return heads of the same shapes.", q=new_q, v=new_v)
+    return [new_q, new_k, new_v]

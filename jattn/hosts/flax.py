@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import promoted
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
-from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, host, measure_heads, needs_key
+from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, drops, host, measure_heads, needs_key
+from jattn.masks import Mask
 
 __all__ = ["Sows", "attention_fn"]
 
@@ -37,7 +38,7 @@ def attention_fn(
     key: Float[ArrayLike, "*B S K H"],
     value: Float[ArrayLike, "*B S K Hv"],
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: Mask | ArrayLike | None = None,
     broadcast_dropout: bool = True,
     dropout_rng: PRNGKey | None = None,
     dropout_rate: float = 0.0,
@@ -49,12 +50,15 @@ def attention_fn(
     *,
     rows: Integer[ArrayLike, " R"] | Sequence[int] | None = None,
     statistics: bool = False,
+    qk_attn_weights_einsum: None = None,
+    attn_weights_value_einsum: None = None,
 ) -> Float[Array, "*B T N Hv"]:
     """Attention under the signature of flax.nnx.dot_product_attention and flax.linen's.
 
     Args:
       query: [*B, T, N, H]. key: [*B, S, K, H]. value: [*B, S, K, Hv], N a multiple of K.
-      bias, mask: of any shape that broadcasts to [*B, N, T, S].
+      bias, mask: of any shape that broadcasts to [*B, N, T, S]. The mask may also be a value of `jattn.masks`, but in a
+        layer with decode=True, which joins it to a mask of its own.
       broadcast_dropout: one draw of dropout for all heads and examples, instead of one for each.
       dropout_rng: a key of jax.random. dropout_rate: the share of weights that are dropped, unless `deterministic`.
       dtype: in which query, key and value are taken; that which they have together if None.
@@ -65,13 +69,16 @@ def attention_fn(
       rows: integers [R], the queries whose weights [*B, N, R, S] the module keeps; all of them if None, none if empty.
       statistics: the module also keeps `attention_statistics`, what `jattn.statistics` says of each head: arrays
         [*B, N, T], at linear memory. Give `rows` and `statistics` with functools.partial, as the example does.
+      qk_attn_weights_einsum, attn_weights_value_einsum: refused. A layer of linen that is given classes of them, as to
+        quantise its products, leaves them out where its attention_fn does not name them.
 
     Returns:
       [*B, T, N, Hv]. Where it drops, it drops other weights than flax for the same key. A query that may attend no key
       gives zeros, where flax gives the mean of all values.
 
     Raises:
-      TypeError, ValueError: as `dot_product_attention`.
+      TypeError, ValueError: as `dot_product_attention`; or a precision that JAX does not know.
+      NotImplementedError: an einsum of the caller's own.
 
     Memory: linear in T and S, unless a module keeps the weights; R · S of a head for those of R rows.
 
@@ -96,22 +103,41 @@ def attention_fn(
       >>> found.max_logit.shape, found.entropy.shape, weights.shape
       ((2, 4, 5), (2, 4, 5), (2, 4, 1, 5))
     """
+    own = {"qk_attn_weights_einsum": qk_attn_weights_einsum, "attn_weights_value_einsum": attn_weights_value_einsum}
+    for name, einsum in own.items():
+        if einsum is not None:
+            must, remedy = f"{name} must be None", "Leave it out, or keep the attention of flax for this layer."
+            _errors.fail(NotImplementedError, "hosts", must, remedy, **{name: _errors.kind_of(einsum)})
     given = {"query": query, "key": key, "value": value}
     query, key, value = (_errors.array("hosts", name, x) for name, x in given.items())
-    dtype = dtype or promoted(query.dtype, key.dtype, value.dtype)
+    if dtype is None:
+        dtype = promoted(query.dtype, key.dtype, value.dtype)
+    else:
+        dtype = _errors.dtype("hosts", dtype, "Pass one of jax.numpy, as in dtype=jax.numpy.float32.")
     query, key, value = (x.astype(dtype) for x in (query, key, value))
-    dropping = not deterministic and dropout_rate > 0
+    dropping = not deterministic and drops(dropout_rate)
     if dropping:
         needs_key("dropout_rng", dropout_rng, "deterministic=True")
     options = {"is_causal": is_causal} | (
         {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}
     )
-    with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(_name_of(precision)):
+    with _products(precision):
         if module is not None:
             for name, x in _kept(query, key, bias, mask, is_causal, rows, statistics).items():
                 _keep(module, name, x)
         f = attend_broadcast_dropout if dropping and broadcast_dropout else attend_heads
         return f(query, key, value, bias, mask, **options)
+
+
+def _products(precision: Any) -> contextlib.AbstractContextManager[Any]:
+    """Around matrix products, which are of that precision in it."""
+    if precision is None:
+        return contextlib.nullcontext()
+    try:
+        return jax.default_matmul_precision(_name_of(precision))
+    except (TypeError, ValueError):
+        remedy = "Pass one of jax.lax.Precision, as in precision='highest'."
+        _errors.fail(ValueError, "hosts", "precision must be known to JAX", remedy, precision=repr(precision))
 
 
 def _name_of(precision: Any) -> Any:
