@@ -19,6 +19,10 @@ def progress(title: str, *, console: Console | None = None) -> Iterator[Callable
       A context whose value is on_progress(done, total), as `jattn.flow.run_in_parts` calls it. It is drawn on a
       terminal alone: in a file there is one line at the end.
 
+    Memory: that of its line.
+
+    Source: the progress bar of rich.
+
     Example:
       >>> from rich.console import Console
       >>> from jattn.console import progress

@@ -74,6 +74,8 @@ def rank_collapse(seed: int = 0) -> Result:
     Raises:
       TypeError, ValueError: seed is not a whole number from 0 to 2³² − 1.
 
+    Memory: some kilobytes.
+
     Source: Dong, Cordonnier and Loukas 2021, "Attention is not all you need: pure attention loses rank doubly
       exponentially with depth", theorem 2.2 and section 2.3.
 

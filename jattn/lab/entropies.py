@@ -67,6 +67,8 @@ def entropy_bound(seed: int = 0) -> Result:
     Raises:
       TypeError, ValueError: seed is not a whole number from 0 to 2³² − 1.
 
+    Memory: the 2,000 draws at once, 2.4 MB in float64, a few times.
+
     Source: Zhai et al. 2023, "Stabilizing transformer training by preventing attention entropy collapse", theorem 3.1.
 
     Example:

@@ -81,6 +81,8 @@ def one_step_of_descent(seed: int = 0) -> Result:
     Raises:
       TypeError, ValueError: seed is not a whole number from 0 to 2³² − 1.
 
+    Memory: the 131,072 held-out prompts at once, [13, 4] each, 55 MB in float64, a few times.
+
     Source: von Oswald et al. 2023, "Transformers learn in-context by gradient descent"; Zhang, Frei and Bartlett 2024,
       "Trained transformers learn linear models in-context", theorem 4.1.
 

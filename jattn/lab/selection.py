@@ -178,6 +178,8 @@ def attention_as_svm(seed: int = 0) -> Result:
       TypeError, ValueError: seed is not a whole number from 0 to 2³² − 1.
       ModuleNotFoundError: scikit-learn is not there: the extra `lab` brings it.
 
+    Memory: some kilobytes: every 1,000th state of W, [8, 8], is kept.
+
     Source: Tarzanagh, Li, Thrampoulidis and Oymak 2023, "Transformers as support vector machines", section 3.
 
     Example:
@@ -224,6 +226,8 @@ def attention_as_nuclear_svm(seed: int = 0) -> Result:
     Raises:
       TypeError, ValueError: seed is not a whole number from 0 to 2³² − 1.
       ModuleNotFoundError: scikit-learn is not there: the extra `lab` brings it.
+
+    Memory: some kilobytes: of the states of K, Q and W, each [8, 8], every 1,000th is kept.
 
     Source: Tarzanagh, Li, Thrampoulidis and Oymak 2023, "Transformers as support vector machines", section 2 and
       theorem 1, (K, Q)-parameterisation.

@@ -246,6 +246,8 @@ def lengths(q: Integer[ArrayLike, ""] | None = None, k: Integer[ArrayLike, ""] |
 
     Memory: that of its numbers: no pair is written out.
 
+    Source: `query_seq_lengths` and `key_value_seq_lengths` of jax.nn.dot_product_attention.
+
     Example:
       >>> from jattn import masks
       >>> print(masks.picture(masks.lengths(q=2, k=3), 3, 5))
@@ -275,6 +277,8 @@ def dense(array: Bool[ArrayLike, "T S"] | Sequence[Sequence[bool]]) -> Mask:
       ValueError: it has not two axes. That it belongs to T queries and S keys is checked where it is used.
 
     Memory: the array, which is the caller's own T × S. Each pass reads it once, to find the tiles that need no visit.
+
+    Source: `mask` of jax.nn.dot_product_attention, for one head.
 
     Example:
       >>> import numpy as np

@@ -184,6 +184,9 @@ def where(
 
     Memory: a row of tiles, while the program is traced.
 
+    Source: Dong et al. 2024, "Flex Attention: a programming model for generating optimized attention kernels", whose
+      mask_mod is such a function.
+
     Example:
       >>> from jattn import masks
       >>> def same_parity(t, s):
