@@ -16,7 +16,8 @@ def show(console: Console, r: dict) -> None:
     n = r["sentences"]
     title(console, f"{n['train']} sentences to learn from, {n['held']} held out, {n['new']} of words never seen")
     console.print(f"such as: {STORY[0]}\n     or: {STORY[1]}")
-    console.print(f"{r['readers']} readers of each kind, {r['at'][-1]} steps of Adam; (least to most) of them.")
+    readers = "1 reader" if r["readers"] == 1 else f"{r['readers']} readers"
+    console.print(f"{readers} of each kind, {r['at'][-1]} steps of Adam; (least to most) of them.")
     accuracy(console, r["kinds"])
     attention_to_clues(console, r)
     for s in range(len(STORY)):

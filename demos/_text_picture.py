@@ -12,7 +12,8 @@ def draw(r: dict) -> Figure:
     """Above: bank's attention in three sentences. Below: each word's attention to its clues, beside the controls."""
     figure = Figure(figsize=(12, 6.8), layout="constrained")
     above, below = figure.subfigures(2, 1)
-    who = f"{r['readers']} readers (thin lines, or a band) and their mean"
+    n = r["readers"]
+    who = f"{n} readers (thin lines, or a band) and their mean" if n > 1 else "1 reader"
     figure.suptitle(f"Attention along training, in sentences never trained on: {who}", fontsize=12)
     axes = above.subplots(1, len(STORY), sharey=True)
     for s, ax in enumerate(axes):
