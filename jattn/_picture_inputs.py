@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -12,6 +13,7 @@ from jattn._types import NumPyArrayLike
 from jattn.masks import EMPTY, FULL, PARTIAL
 
 _ORDER = ("loss", "p", "p_r", "cosines", "margin", "norm")  # of the panels of a run; any others follow
+LARGEST = 1e300  # what is drawn is added and multiplied by small numbers, in float64
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -72,7 +74,26 @@ def numbers(
         _errors.fail(ValueError, caller, f"{name} must have the shape {axes}", remedy, **{name: x})
     if finite and not np.isfinite(x).all():
         _errors.fail(ValueError, caller, f"{name} must be finite", "Leave out what is not a number.", **{name: x})
+    if finite and np.abs(x).max(initial=0) > LARGEST:
+        remedy = "Sums of larger numbers overflow: draw them in another unit."
+        _errors.fail(ValueError, caller, f"{name} must be at most {LARGEST:g} in size", remedy, **{name: x})
     return x
+
+
+def target(caller: str, name: str, file: Path) -> None:
+    """Refuses a folder where a file is to be written, and makes the folder that the file lies in."""
+    if file.is_dir():
+        must, remedy = f"{name} must not name a folder", "Name a file in it, or beside it."
+        _errors.fail(IsADirectoryError, caller, must, remedy, **{file.name or ".": "that is a folder"})
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+
+def single(caller: str, name: str, x: np.ndarray) -> np.ndarray:
+    """`x` in float32, which must hold each of its finite numbers."""
+    if np.abs(x, where=np.isfinite(x), out=np.zeros_like(x)).max(initial=0) > np.finfo(np.float32).max:
+        must, remedy = f"{name} must be finite in float32 where it is finite", "Draw it in another unit."
+        _errors.fail(ValueError, caller, must, remedy, **{name: x})
+    return x.astype(np.float32)
 
 
 def block_states(caller: str, name: str, x: Any, shape: tuple[int | None, ...], axes: str) -> np.ndarray:

@@ -293,3 +293,13 @@ def test_without_what_it_draws_with_the_message_says_what_to_install(module, pac
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     said = f"{module}: {package} must be installed, got {package} not found. Run: pip install 'jattn[{module}]'.\n"
     assert done.stdout == said
+
+
+def test_the_numbers_of_the_frames_are_no_series():
+    assert "steps" not in text(console.sparklines({"steps": [0, 5], "loss": [1.0, 0.5]}))
+
+
+def test_a_folder_in_the_place_of_a_picture_is_refused_by_name(tmp_path):
+    (tmp_path / "a.svg").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"^save: file must not name a folder, got a\.svg that is a folder\."):
+        console.save(console.bars(["river"], [0.5]), tmp_path / "a.svg")

@@ -1033,3 +1033,90 @@ def test_a_gallery_without_a_folder_is_refused_in_one_line(tmp_path, monkeypatch
     out = tmp_path / "out"
     said = refusal(importlib.import_module("gallery"), ["--out", str(out)], monkeypatch, capsys)
     assert said == f"gallery.py: --out {out}: Permission denied. Name a folder that can be written to.\n"
+
+
+@pytest.mark.parametrize("text", ["$a\nb$", "\ufeff", "\ud800x", "a\x00b", "$5\\$ x$", "שלום", "\n"])
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+def test_any_text_can_be_a_title_and_a_name(text, tmp_path):
+    for draw in TITLED.values():
+        figures.save(draw(text), tmp_path / "a")
+    for draw in (figures.weights, figures.arcs):
+        figures.save(draw(np.eye(2), [text, text], [text, text]), tmp_path / "a")
+
+
+@pytest.mark.parametrize("draw", [figures.weights, figures.arcs])
+def test_a_weight_far_beyond_1_is_readable(draw):
+    figure = draw([[1e30, 0.5]], ["bank"], ["river", "money"])
+    FigureCanvasAgg(figure).draw()
+    assert "1.0e+30" in texts(figure)
+    assert max(map(len, texts(figure))) <= len("1.0e+30")
+    assert all(arc.get_linewidth() < 10 for arc in figure.axes[0].patches)
+
+
+@pytest.mark.parametrize("weight", [1e300, -3.0, np.inf, -np.inf, np.nan])
+def test_a_film_draws_a_weight_that_is_none_at_the_end_of_its_axis(weight, tmp_path):
+    run = {"q": np.eye(2), "k": np.eye(2), "weights": [[weight, 0.5]] * 2}
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    figures.animate(run, ["river", "the"], tmp_path / "a.gif", seconds=1, figure=figure)
+    assert all(0 <= bar.get_width() <= 1 for bar in figure.axes[1].patches)
+    number = f"{weight:.1e}" if abs(weight) > 1000 and np.isfinite(weight) else f"{weight:.3f}"
+    assert texts_of(figure.axes[1])[0] == (number if np.isfinite(weight) else f"{weight}")
+
+
+def test_a_path_far_below_1e_9_fills_its_axes():
+    tiny = 1e-12 * POINTS[:, :2]
+    (ax,) = figures.path(tiny, tiny, WORDS).axes
+    (low, high) = ax.get_xlim()
+    assert 1e-12 < high - low < 3e-12
+    assert np.diff(figures.path([[0, 0]], [[0, 0]], ["q"]).axes[0].get_xlim()) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("length", [3, 40])
+def test_the_name_of_the_leftmost_head_stands_within_the_axes(length):
+    names = [c * length for c in "abcd"]
+    figure = figures.effects([[-1.0, 0.2], [0.4, 0.9]], [[-0.2, 0.1], [0.5, 0.8]], labels=names)
+    FigureCanvasAgg(figure).draw()
+    (ax,) = figure.axes[:1]
+    (first,) = [text for text in ax.texts if text.get_text() == names[0]]
+    assert first.get_window_extent().x0 > ax.get_window_extent().x0
+
+
+def test_only_what_is_hatched_among_blocks_has_a_sign_in_the_legend():
+    figure = figures.blocks([[1.0, 0.0], [0.4, 0.6]], T=4, S=4, states=[[1, 0], [2, 1]])
+    signs = figure.axes[0].get_legend().get_patches()
+    assert [(sign.get_edgecolor()[3], sign.get_hatch()) for sign in signs] == [(0, None), (0, None), (1, "xx")]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: figures.weights(x, ROWS, ROWS),
+        lambda x: figures.path(x, x, ROWS),
+        lambda x: figures.why(x, ROWS),
+        lambda x: figures.effects(x, x),
+    ],
+)
+def test_numbers_whose_sums_overflow_are_refused_in_the_name_of_their_argument(draw):
+    draw(np.full((2, 2), 1e299))
+    with pytest.raises(ValueError, match=r"must be at most 1e\+300 in size, got \w+ \[2, 2\]\. Sums of larger numbers"):
+        draw(np.full((2, 2), 1.7e308))
+
+
+def test_a_film_of_what_is_not_finite_and_steps_below_a_logarithm_are_refused_by_name(tmp_path):
+    run = {"q": [[0.0, np.nan]] * 2, "k": np.eye(2), "weights": np.eye(2)}
+    with pytest.raises(ValueError, match=r"^animate: run\.q must be finite, got run\.q \[2, 2\]\."):
+        figures.animate(run, ["river", "the"], tmp_path / "a.gif")
+    run = {"q": np.eye(2), "k": np.eye(2), "weights": np.eye(2), "steps": [-1, 0]}
+    with pytest.raises(ValueError, match=r"^training: run\.steps must be above -1 with log, got run\.steps with one"):
+        figures.training(run, ["river", "the"], log=True)
+
+
+def test_a_folder_in_the_place_of_a_file_leaves_nothing_written(tmp_path):
+    (tmp_path / "a.svg").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"^save: stem must not name a folder, got a\.svg that is a folder\."):
+        figures.save(figures.weights(WEIGHTS, ROWS, WORDS), tmp_path / "a")
+    (tmp_path / "b.gif").mkdir()
+    run = {"q": np.eye(2), "k": np.eye(2), "weights": np.eye(2)}
+    with pytest.raises(IsADirectoryError, match=r"^animate: file must not name a folder, got b\.gif that is"):
+        figures.animate(run, ["river", "the"], tmp_path / "b.gif", seconds=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.svg", "b.gif"]

@@ -656,3 +656,29 @@ def test_a_part_of_a_page_refuses_what_it_cannot_show(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message
+
+
+def test_a_folder_in_the_place_of_a_page_leaves_nothing_written(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"^write: file must not name a folder, got \S+ that is a folder\."):
+        page.write(tmp_path, "a page")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("weights", lambda x: page.heads(x, ["a", "b"], ["a", "b"])),
+        ("mass", lambda x: page.blocks(x, np.eye(2), T=4, S=4)),
+        ("largest", lambda x: page.blocks(np.eye(2), x, T=4, S=4)),
+        (r"rows\[0\]", lambda x: page.blocks(np.eye(2), np.eye(2), T=4, S=4, rows={0: x.ravel()})),
+    ],
+)
+def test_a_number_that_float32_holds_as_an_infinity_alone_is_refused(name, make):
+    make(np.array([[np.inf, np.nan], [3e38, -3e38]]))
+    with pytest.raises(ValueError, match=f"^(heads|blocks): {name} must be finite in float32 where it is finite, got"):
+        make(np.array([[1.0, 0.0], [0.0, -1e39]]))
+
+
+def test_a_run_of_numbers_whose_sum_overflows_is_drawn_without_them():
+    run = {"q": [[1.7e308] * 3, [1.7e308] * 3, [2.0, 0.0, 0.0]], "k": np.eye(2, 3), "weights": np.full((3, 2), 0.5)}
+    assert np.isfinite(page.run(run, ["a", "b"], target=0).data["plane"]).all()

@@ -157,7 +157,7 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
 
     Args:
       series: a mapping, or an object with such attributes: name → [F]. A field that itself has fields of shape [F] is
-        written as one line for each; what has another shape is let pass.
+        written as one line for each; what has another shape is let pass, and so is `steps`, the numbers of the frames.
       title: a line above.
       digits: decimals, 0 or more.
       width: the columns of the terminal; longer series are thinned to fit, the first and the last always shown.
@@ -170,6 +170,8 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
       TypeError: `series` holds nothing by name, or `digits` is not a whole number.
 
     Memory: that of its text.
+
+    Source: Tufte 2006, "Beautiful evidence", for lines as small as words.
 
     Example:
       >>> from rich.console import Console
@@ -186,6 +188,8 @@ def sparklines(series: object, *, title: str | None = None, digits: int = 3, wid
         _errors.fail(TypeError, "sparklines", "series must map names to [F]", "Pass a mapping.", **got)
     flat = {}
     for name, y in held.items():
+        if name == "steps":
+            continue
         inner = _picture_inputs.fields(y)
         for label, z in ({name: y} if inner is None else {f"{name} {n}": z for n, z in inner.items()}).items():
             z = _errors.reals(z)
@@ -240,6 +244,8 @@ def why(
       ValueError: a shape does not fit, or a number is not finite. TypeError: `digits` is not a whole number.
 
     Memory: that of its text.
+
+    Source: dL/ds_j = p_j (a_j − ā), the derivative of softmax, and the chain rule.
 
     Example:
       >>> from rich.console import Console
@@ -366,7 +372,11 @@ def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str
       The file, whole or not at all.
 
     Raises:
-      ValueError: the file has another ending. OSError: the folder cannot be written to.
+      ValueError: the file has another ending. OSError: the folder cannot be written to, or the file is a folder.
+
+    Memory: that of its text, a few times.
+
+    Source: a temporary file beside the target, then `os.replace`, which POSIX and Windows make atomic.
 
     Example:
       >>> import tempfile
@@ -387,7 +397,7 @@ def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str
         text = re.sub(r"@font-face \{.*?\}", "", paper.export_svg(title=title, unique_id="jattn"), flags=re.DOTALL)
         text = text.replace("Fira Code, monospace", "'Fira Code', 'DejaVu Sans Mono', Menlo, Consolas, monospace")
     text = _NO_XML.sub("\ufffd", text)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    _picture_inputs.target("save", "file", file)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
         unfinished = Path(folder) / "new"
         unfinished.write_text(text, encoding="utf-8")

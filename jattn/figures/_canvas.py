@@ -69,7 +69,8 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
       The paths written, in the order of `kinds`.
 
     Raises:
-      ValueError: matplotlib knows no such format. OSError: the folder cannot be written to.
+      ValueError: matplotlib knows no such format. OSError: the folder cannot be written to, or one of the
+        files is a folder.
 
     Memory: that of one picture.
 
@@ -88,8 +89,9 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
     for kind in kinds:
         if kind not in known:
             _errors.fail(ValueError, "save", "kinds must be formats of matplotlib", "Try png or svg.", kinds=repr(kind))
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    written = []
+    targets = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+    for target in targets:
+        _picture_inputs.target("save", "stem", target)
     with tempfile.TemporaryDirectory(dir=stem.parent, prefix=".") as folder:
         for kind in kinds:
             new = Path(folder) / f"new.{kind}"
@@ -100,11 +102,9 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
                 figure.savefig(new, format=kind, dpi=dpi, metadata=undated)
             if kind == "svg":
                 new.write_bytes(_IMAGE.sub(_with_palette, _OUTLINE.sub(_shorter, new.read_bytes())))
-        for kind in kinds:
-            target = stem.with_name(f"{stem.name}.{kind}")
+        for kind, target in zip(kinds, targets, strict=True):
             os.replace(Path(folder) / f"new.{kind}", target)
-            written.append(target)
-    return written
+    return targets
 
 
 _IMAGE = re.compile(rb"(?<=data:image/png;base64,)[A-Za-z0-9+/=\s]+")
@@ -177,8 +177,22 @@ def points(size: float) -> float:
 
 
 def width(text: str, size: float) -> float:
-    """How wide a text is, in points."""
-    return float(TextPath((0, 0), text, size=size, prop=FontProperties()).get_extents().width) if text.strip() else 0.0
+    """How wide the widest line of a text is, in points."""
+    return max(_width(line, size) for line in text.split("\n"))
+
+
+def _width(line: str, size: float) -> float:
+    if not line.strip():
+        return 0.0
+    try:
+        return float(TextPath((0, 0), line, size=size, prop=FontProperties()).get_extents().width)
+    except AttributeError:  # matplotlib makes no path of letters without an outline, as U+FEFF alone
+        return 0.0
+
+
+def number(x: float, digits: int) -> str:
+    """Fixed decimals, or an exponent from 1000 on: a weight is from 0 to 1, and what is not shall be readable too."""
+    return f"{x:z.{digits}f}" if abs(x) < 1000 else f"{x:.1e}"
 
 
 def longest(names: Sequence[str], size: float) -> float:
@@ -359,7 +373,8 @@ def set_title(on: Axes | Figure | SubFigure, title: str, size: float) -> None:
     What it would not break, or in the wrong place, is broken here: a word too long, and a text with mathtext, which is
     kept together between two `$`. A figure of our own grows by these lines.
     """
-    figure, size, title = on.get_figure(root=True) or on, points(size), as_text(title)
+    title = as_text("\n".join(map(_picture_inputs.printable, title.split("\n"))))
+    figure, size = on.get_figure(root=True) or on, points(size)
     across = extent(figure)[0]
     room = min(0.7 * across, extent(on)[0])
     if isinstance(figure, _Ours):

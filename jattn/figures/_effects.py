@@ -93,8 +93,12 @@ def effects(
         if any(across < 0.12 and up < 0.04 for across, up in zip(near[::2], near[1::2], strict=True)):
             continue
         named.append(i)
-        side, ha = (7, "left") if x.ravel()[i] > y.ravel()[i] else (-7, "right")  # away from the line
-        _canvas.write(ax, labels[i], (x.ravel()[i], y.ravel()[i]), -3, _canvas.pen(), xytext=(side, -3), ha=ha)
+        across, up = x.ravel()[i], y.ravel()[i]
+        left = (across - limits[0]) / (limits[1] - limits[0]) * min(_canvas.extent(ax))  # of the dot, in points
+        right = across > up or left < _canvas.width(labels[i], _canvas.points(9)) + 7  # away from the line, if it fits
+        side, ha = (7, "left") if right else (-7, "right")
+        placed: Any = {"xytext": (side, -3), "ha": ha, "in_layout": False}
+        _canvas.write(ax, labels[i], (across, up), -3, _canvas.pen(), **placed)
     ax.set(xlim=limits, ylim=limits, aspect="equal")
     size = _canvas.points(9)
     told = (

@@ -154,7 +154,7 @@ def _heights(
 
 def _extent(around: np.ndarray) -> tuple[float, float, float, float]:
     low, high = around.min(0), around.max(0)
-    room = 0.15 * max((high - low).max(), 1e-9)
+    room = 0.15 * ((high - low).max() or 1.0)
     return low[0] - room, high[0] + room, low[1] - room, high[1] + room
 
 

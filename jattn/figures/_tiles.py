@@ -28,8 +28,8 @@ def blocks(
     Args:
       mass: [n, m], of each block the mean over its queries of the weight on its keys, or its largest weight.
       T: how many queries; block i holds those from i·⌈T/n⌉ on. S: how many keys, likewise.
-      states: [n, m], the block state of a mask: 0 (EMPTY) is hatched; 1 (PARTIAL) and 2 (FULL) are counted
-        in the legend, as it is.
+      states: [n, m], the block state of a mask: 0 (EMPTY) is hatched; 1 (PARTIAL) and 2 (FULL) are drawn
+        alike, and counted in the legend, as it is.
       ax: where to draw; a figure of its own if None.
       title: what is to be seen.
 
@@ -70,9 +70,10 @@ def blocks(
                 ax.add_patch(
                     Rectangle(place, wide * float(stop - start), high, fill=False, lw=0, ec="0.45", hatch="xx")
                 )
-        for state, words, hatch in ((FULL, "full", None), (PARTIAL, "partial", None), (EMPTY, "empty", "xx")):
+        for state, words in ((FULL, "full"), (PARTIAL, "partial"), (EMPTY, "empty")):
             label = f"{words}: {(v == state).sum()} of {v.size}"
-            ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, ec="0.45", hatch=hatch, label=label))
+            sign: Any = {"ec": "0.45", "hatch": "xx"} if state == EMPTY else {"ec": "none"}  # no sign that none bears
+            ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, label=label, **sign))
         if given and _canvas.is_narrow(ax):
             _canvas.legend_below(ax, [f"partial: {v.size} of {v.size}"] * 3)
         else:

@@ -81,6 +81,9 @@ def training(
                 )
         shown = {asked: shown[asked] for asked in panels}
     root, grid = _canvas.panels("training", ax, figure, len(shown), 3, (3.7, 2.2))
+    if log and r.steps[0] <= -1:
+        got = {"run.steps": "with one that is not"}
+        _errors.fail(ValueError, "training", "run.steps must be above -1 with log", "Count them from 0.", **got)
     at = r.steps + 1 if log else r.steps
     dot: dict[str, Any] = {"marker": "o", "clip_on": False} if len(at) == 1 else {}  # a line through one point is none
     for axes, (panel, lines) in zip(grid, shown.items(), strict=True):
@@ -155,6 +158,8 @@ def animate(
         _errors.fail(
             ValueError, "animate", "run.q must be [F, 2]", "Project q and k to a plane first.", **{"run.q": r.q}
         )
+    for name, x in (("run.q", r.q), ("run.k", r.k)):
+        _picture_inputs.numbers("animate", name, x, x.shape, "[F, 2]" if name == "run.q" else "[F, S, 2]")
     shown = _frames(frames, len(r.q))
     writer = _writer(file, max(round(len(shown) / _errors.amount("animate", "seconds", seconds, above=0)), 1))
     if figure is None:
@@ -162,7 +167,7 @@ def animate(
     root = figure.get_figure(root=True)
     assert root is not None
     _frame(figure, r, labels, shown[0], title, plane)  # a writer that closes without a frame would hide a refusal
-    file.parent.mkdir(parents=True, exist_ok=True)
+    _picture_inputs.target("animate", "file", file)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
         unfinished = Path(folder) / f"new{file.suffix}"
         with writer.saving(root, str(unfinished), dpi=100):
@@ -208,17 +213,17 @@ def _frame(
     if "background" not in plane:  # one extent for the whole film
         around = np.concatenate([r.q, r.k.reshape(-1, 2), np.zeros((1, 2))])
         low, high = around.min(0), around.max(0)
-        room = 0.12 * max((high - low).max(), 1e-9)
+        room = 0.12 * ((high - low).max() or 1.0)
         way.set_xlim(low[0] - room, high[0] + room)
         way.set_ylim(low[1] - room, high[1] + room)
     colours = [_canvas.colour(s) for s in range(len(labels))]
-    row.barh(range(len(labels)), r.weights[f], 0.6, color=colours)
-    for s, w in enumerate(r.weights[f]):
-        within = w > 0.7
+    ends = np.clip(np.nan_to_num(r.weights[f], nan=0.0), 0, 1)
+    row.barh(range(len(labels)), ends, 0.6, color=colours)
+    for s, (w, end) in enumerate(zip(r.weights[f], ends, strict=True)):
+        within = end > 0.7
         ink, side = (_canvas.ink(to_rgb(colours[s])), "right") if within else (_canvas.pen(), "left")
-        row.text(
-            w + (-0.03 if within else 0.03), s, f"{w:z.3f}", va="center", ha=side, fontsize=_canvas.points(9), color=ink
-        )
+        at, number = end + (-0.03 if within else 0.03), _canvas.number(w, 3)
+        row.text(at, s, number, va="center", ha=side, fontsize=_canvas.points(9), color=ink)
     row.set_yticks(range(len(labels)), labels)
     row.set_xlim(0, 1)
     row.invert_yaxis()

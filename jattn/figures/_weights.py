@@ -84,7 +84,7 @@ def weights(
         for (t, s), w in np.ndenumerate(x):
             ink = _canvas.ink(colours(scale(w)))
             number = min(_canvas.points(size), fits)
-            ax.text(s, t, f"{w:z.{digits}f}", ha="center", va="center", color=ink, fontsize=number)
+            ax.text(s, t, _canvas.number(w, digits), ha="center", va="center", color=ink, fontsize=number)
     elif picture is not None:
         figure.colorbar(picture, ax=ax, label="weight", shrink=0.8)
     broad = _canvas.longest(columns, letters)
@@ -99,7 +99,7 @@ def weights(
     ax.spines[:].set_visible(False)
     if entropy and len(x):
         side = ax.secondary_yaxis("right")
-        _canvas.name_ticks(side.yaxis, range(len(x)), [f"{h:z.3f}" for h in _picture_inputs.entropy(x)], line)
+        _canvas.name_ticks(side.yaxis, range(len(x)), [_canvas.number(h, 3) for h in _picture_inputs.entropy(x)], line)
         side.tick_params(length=0, **({"labelsize": letters} if given else {}))
         side.spines[:].set_visible(False)
         side.set_ylabel("entropy [nats]", fontsize=_canvas.points(9))
@@ -223,12 +223,12 @@ def arcs(
             [Path.MOVETO, *[Path.CURVE4] * 3] * len(pairs),
         )
         shade = shades(0.15 + 0.85 * min(w, 1.0))
-        ax.add_patch(PathPatch(curve, fill=False, lw=thick * (0.6 + 5 * w), ec=shade, capstyle="butt"))
+        ax.add_patch(PathPatch(curve, fill=False, lw=thick * (0.6 + 5 * min(w, 1.0)), ec=shade, capstyle="butt"))
     at = max(0.1, (0.5 * _canvas.width("0.00", letters) + 4) * (1 + 2 * beside) / across)
     for t, row in enumerate(x):
         if every == 1 and row.size and row.max() >= least:  # on its arc, as far as that leads within its own row
             along = t + min(max((row.argmax() - t) * 0.04, -0.2), 0.2)
-            _canvas.write(ax, f"{row.max():.2f}", (at, along), -3, _canvas.pen(), 10 * letters / usual)
+            _canvas.write(ax, _canvas.number(row.max(), 2), (at, along), -3, _canvas.pen(), 10 * letters / usual)
     ax.set_xlim(-beside, 1 + beside)
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_axis_off()

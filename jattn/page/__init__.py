@@ -132,7 +132,7 @@ def heads(weights: NumPyArrayLike, rows: Sequence[str], columns: Sequence[str]) 
       [2, 3, 1, 2]
     """
     x = _picture_inputs.four("heads", weights)
-    held = {"shape": list(x.shape), "weights": x.astype(np.float32)}
+    held = {"shape": list(x.shape), "weights": _picture_inputs.single("heads", "weights", x)}
     held["rows"] = _picture_inputs.names("heads", "rows", rows, "T", x.shape[2])
     held["columns"] = _picture_inputs.names("heads", "columns", columns, "S", x.shape[3])
     return Part("heads", held)
@@ -269,7 +269,7 @@ def write(file: str | os.PathLike[str], title: str, *parts: Part, note: str = ""
       The file.
 
     Raises:
-      As `html`. OSError: the folder cannot be written to.
+      As `html`. OSError: the folder cannot be written to, or the file is a folder.
 
     Memory: that of its text.
 
@@ -284,7 +284,7 @@ def write(file: str | os.PathLike[str], title: str, *parts: Part, note: str = ""
       'bank.html'
     """
     file, text = Path(file), html(title, *parts, note=note)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    _picture_inputs.target("write", "file", file)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
         unfinished = Path(folder) / "new.html"
         unfinished.write_text(text, encoding="utf-8")
@@ -315,6 +315,6 @@ def _share(points: np.ndarray, plane: np.ndarray) -> float:
 
 
 def _centred(points: np.ndarray) -> np.ndarray:
-    """The finite points, their mean at the origin."""
-    seen = points[np.isfinite(points).all(1)]
+    """The points that are finite, and not so large that their sum is not, their mean at the origin."""
+    seen = points[(np.abs(points) <= _picture_inputs.LARGEST).all(1)]
     return seen - seen.mean(0) if len(seen) else seen

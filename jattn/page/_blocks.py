@@ -63,8 +63,8 @@ def blocks(
     n, m = x.shape
     _picture_inputs.equal_blocks(caller, x, T, S, most=_MOST)
     y = _picture_inputs.numbers(caller, "largest", largest, (n, m), "[n, m]", finite=False)
-    held: dict[str, Any] = {"shape": [n, m], "T": T, "S": S, "mass": x.astype(np.float32)}
-    held["largest"] = y.astype(np.float32)
+    held: dict[str, Any] = {"shape": [n, m], "T": T, "S": S, "mass": _picture_inputs.single(caller, "mass", x)}
+    held["largest"] = _picture_inputs.single(caller, "largest", y)
     held["states"] = None
     if states is not None:
         z = _picture_inputs.block_states(caller, "states", states, (n, m), "[n, m]")
@@ -77,7 +77,7 @@ def blocks(
             _errors.fail(ValueError, caller, "rows must name queries", "Count from 0.", rows=str(at), T=str(T))
         held["rows"].append(at)
         row = _picture_inputs.numbers(caller, f"rows[{at}]", w, (S,), "[S]", finite=False)
-        exact.append(row.astype(np.float32))
+        exact.append(_picture_inputs.single(caller, f"rows[{at}]", row))
     size = 16 * len(exact) * S // 3
     if size > limit:
         remedy = f"Keep {limit * 3 // (16 * S)} rows, or raise limit: each takes {16 * S // 3:,} bytes of the page."

@@ -86,7 +86,7 @@ def model(
         "words": listed, "rate": float(rate), "layers": len(layers), "heads": sizes["H"],
         "examples": _examples(caller, examples, listed, sizes["N"]),
         "arrays": [[name, list(x.shape)] for name, x in arrays.items()],
-        "numbers": np.concatenate([x.ravel() for x in arrays.values()]).astype(np.float32),
+        "numbers": np.concatenate([x.ravel() for x in arrays.values()]),
     })  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _arrays(
             remedy = f"With the arrays before it that is {want}, and no axis is empty."
             _errors.fail(ValueError, caller, must, remedy, **{name: x})
         sizes.update(zip(axes, x.shape, strict=True))
-        made[name] = x
+        made[name] = _picture_inputs.single(caller, f"{place}[{name!r}]", x)
     return made
 
 
