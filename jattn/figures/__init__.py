@@ -3,6 +3,7 @@
 A figure is made without pyplot, so no window opens and no state is shared: it shows itself in a notebook where
 `%matplotlib inline` was said, and `save` writes it. Every function draws on an `ax` (or, where it needs several, a
 `figure`) of yours instead where you give one. Needs the extra `figures`.
+A number that must be finite must be at most 1e300 in size too, so that sums do not overflow.
 
 On axes of 3.25 inches, a column of a paper, no text is below 6 points: names of ticks and numbers become smaller, then
 fewer. Letters follow `matplotlib.rcParams`: `font.family`, and `font.size`, of which each text has a fixed share. So do

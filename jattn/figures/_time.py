@@ -50,8 +50,8 @@ def training(
       that were largest at some step are drawn, and the sum of the others.
 
     Raises:
-      TypeError: `run` has no q, k or weights. ValueError: a shape does not fit, the steps do not increase, there
-        is no such panel, or `ax` is given for more than one.
+      TypeError: `run` has no q, k or weights. ValueError: a shape does not fit, the steps do not increase or, with
+        `log`, the first is −1 or less, there is no such panel, or `ax` is given for more than one.
 
     Memory: as the series drawn.
 
@@ -137,8 +137,9 @@ def animate(
       The file written, whole or not at all.
 
     Raises:
-      ValueError: D is not 2, `frames` names none of the run, `seconds` is not more than 0, the file has another
-        ending, or ffmpeg is not installed. TypeError: as for `training`.
+      ValueError: D is not 2, q or k is not finite, `frames` names none of the run, `seconds` is not more than 0, the
+        file has another ending, or ffmpeg is not installed. TypeError: as for `training`. OSError: the folder
+        cannot be written to, or the file is a folder.
 
     Memory: one frame, and for a GIF all of them (8 bits a pixel).
 

@@ -119,7 +119,8 @@ def heads(weights: NumPyArrayLike, rows: Sequence[str], columns: Sequence[str]) 
       A part for `html` or `write`.
 
     Raises:
-      ValueError: `weights` has other axes, or there are more or fewer names than queries and keys.
+      ValueError: `weights` has other axes or a finite number that float32 does not hold, or there are more or fewer
+        names than queries and keys.
 
     Memory: 5.4 bytes a number.
 

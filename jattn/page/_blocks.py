@@ -43,8 +43,8 @@ def blocks(
       A part for `html` or `write`.
 
     Raises:
-      TypeError, ValueError: a shape does not fit, n or m is not what T and S are cut into, a row is not one of T, or
-        the rows would take more than `limit`.
+      TypeError, ValueError: a shape does not fit, n or m is not what T and S are cut into, a row is not one of T, a
+        finite number is none of float32, or the rows would take more than `limit`.
 
     Memory: 5.4 bytes a number: 0.7 MB for two arrays of 256 × 256, 22 kB for a row of 4,096, 0.35 MB for one of 65,536.
 
