@@ -104,6 +104,7 @@ def chosen(T: int, row: int, size: int = 512) -> masks.Mask:
 WORK = [
     Work("causal()", 8192, lambda T, row: masks.causal(), 0.62),
     Work("window(511, 0)", 16384, lambda T, row: masks.window(min(511, T // 8), 0), 0.09),
+    Work("window(127, 0)", 16384, lambda T, row: masks.window(min(127, T // 8), 0), None),
     Work("segments(ids) & causal()", 16384, documents, 0.10, rows=2),
     Work("prefix(1024) | causal()", 8192, lambda T, row: masks.prefix(T // 8) | masks.causal(), 0.68),
     Work("blocks(table, 512)", 8192, sparse, 0.20),

@@ -111,7 +111,7 @@ def attention(
       dropout_key: a key of jax.random, needed where the rate is not 0. A pair's lot depends on the key and its two
         row numbers alone, so that it is the same in every derivative and for every tile.
       tile: how many queries and how many keys make a tile, multiples of 16; if None, chosen from the shapes by
-        `jattn.engine.tuning.tile_sizes`.
+        `jattn.engine.tuning.tile_sizes`, and smaller on a CPU for a narrow mask that holds no arrays.
       implementation: None takes a kernel on a TPU and on an NVIDIA H100 or H200 if it has one for this call, and loops
         elsewhere; "loops" never takes a kernel; "kernel" takes one, of the TPU or of an NVIDIA GPU (there products of
         float32 are TF32 unless jax.default_matmul_precision("highest") is set, and those of a weight and a value in

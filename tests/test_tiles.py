@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import jattn
 from jattn import masks, reference
 from jattn.engine import schedule, tile, tuning
+from jattn.engine.attend import make_plan
+from jattn.engine.forward import Forward
 from jattn.engine.plan import Operands, Plan, pad
 
 lengths = st.integers(1, 5000)
@@ -35,6 +37,63 @@ def test_a_small_call_is_one_tile_and_an_accelerator_has_larger_ones():
     assert tuning.tile_sizes(13, 17, platform="cpu") == (13, 17)
     cpu, gpu = (tuning.tile_sizes(8192, 8192, platform=b) for b in ("cpu", "gpu"))
     assert np.prod(cpu) < np.prod(gpu)
+
+
+NARROW = {
+    "a window": masks.window(200, 0),
+    "on both sides": masks.window(90, 90),
+    "two rules": masks.causal() & masks.chunked(128) | masks.window(20, 0),
+    "a rule of its author": masks.where(lambda t, s: abs(t - s) < 99),
+}
+WIDE = {
+    "no mask": {},
+    "causal": {"mask": masks.causal()},
+    "a wide window": {"mask": masks.window(700, 0)},
+    "every tile": {"mask": masks.strided(100)},
+    "arrays": {"mask": masks.segments(np.arange(2000, dtype=np.int32) // 50)},
+    "positions": {"mask": masks.window(200, 0), "q_positions": np.arange(2000, dtype=np.int32)},
+    "a given tile": {"mask": masks.window(200, 0), "tile": (512, 512)},
+}
+
+
+def tiles_on(platform, T=2000, tile=None, **options):
+    """The tiles of a call on a platform."""
+    x = Operands(*np.ones((3, T, 4), np.float32), **options)
+    plan, x = make_plan(x, None, tile)
+    plan = Forward(plan, jax.tree.structure(x)).for_platform(platform).for_platform(platform).plan
+    return plan.q_tile, plan.k_tile
+
+
+def test_a_narrow_mask_has_small_tiles_on_a_cpu():
+    for name, mask in NARROW.items():
+        assert tiles_on("cpu", mask=mask) == (128, 128), name
+        assert tiles_on("gpu", mask=mask) == tuning.tile_sizes(2000, 2000, platform="gpu"), name
+    for name, options in WIDE.items():
+        assert tiles_on("cpu", **options) == tuning.tile_sizes(2000, 2000, platform="cpu"), name
+    assert tiles_on("cpu", T=100, mask=masks.window(3, 0)) == (100, 100)
+
+
+@pytest.mark.structure
+@pytest.mark.usefixtures("x64")
+def test_small_tiles_are_the_definition_and_its_derivatives():
+    mask, (q, k, v, w) = NARROW["a window"], normal(4, 1100, 4)
+    assert tiles_on("cpu", T=1100, mask=mask) == (128, 128)
+    booleans = masks.to_dense(mask, 1100, 1100)
+
+    def every(f):
+        def run(q, k, v):
+            out, pullback = jax.vjp(f, q, k, v)
+            return (
+                out,
+                pullback(w),
+                jax.jvp(lambda *x: jax.grad(lambda *x: (f(*x) * w).sum())(*x), (q, k, v), (v, q, w)),
+            )
+
+        return jax.jit(run)(q, k, v)
+
+    got = every(lambda q, k, v: jattn.attention(q, k, v, mask=mask))
+    want = every(lambda q, k, v: reference.attention(q, k, v, mask=booleans)[0])
+    assert_close(got, want, ulps=100)
 
 
 def plan_and_operands(mask, q_tile, k_tile, *, T=T, S=S, at=None):

@@ -38,7 +38,10 @@ class PlannedFunction(BatchedFunction):
         return self.plan.settings
 
     def for_platform(self, platform: str) -> BatchedFunction:
-        return dataclasses.replace(self, plan=self.plan.for_platform(platform))
+        plan, x = self.plan.for_platform(platform), self.leaf_numbers
+        if x.mask is not None and not jax.tree.leaves((x.mask, x.q_positions, x.k_positions)):
+            plan = tiles_for_mask(plan, x)
+        return dataclasses.replace(self, plan=plan)
 
     @property
     def read_in_place(self) -> frozenset[int]:
@@ -155,6 +158,26 @@ def _spans(length: int, tile: int, n: int, positions: jax.Array | None, axis: in
         return numbered
     # Padded with the last position, which changes neither end.
     return numbered._replace(lowest=numbered.of(positions, jnp.min), highest=numbered.of(positions, jnp.max))
+
+
+def tiles_for_mask(plan: Plan, x: Operands) -> Plan:
+    """The same plan with smaller tiles, where a mask without arrays rules so many more pairs out with them."""
+    if plan.platform != "cpu" or plan.tile_given or not plan.static_lengths:
+        return plan
+    q_tile, k_tile = tuning.small_tile_sizes(plan.T, plan.S)
+    small = dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile)
+    if small.q_tiles * small.k_tiles > tuning.MOST_SMALL_TILES or min(plan.q_tile, plan.k_tile) <= tuning.SMALL_TILE:
+        return plan
+    pairs, fewer = visited_pairs(plan, x), visited_pairs(small, x)
+    if pairs is None or fewer is None or fewer > tuning.SMALL_TILE_SHARE * pairs:
+        return plan
+    return small
+
+
+def visited_pairs(plan: Plan, x: Operands) -> int | None:
+    """How many pairs the visited tiles hold; None where only the running program knows."""
+    states = block_states(plan, x)
+    return None if isinstance(states, jax.Array) else int((states != EMPTY).sum()) * plan.q_tile * plan.k_tile
 
 
 # Loops.
