@@ -173,7 +173,7 @@ plant("what is kept by dropout not made up for", TILE, "jnp.where(kept, 1 / (1 -
 plant("dropout that depends on the tile", TILE, "axis.numbers.ravel()[0] // DROPOUT_CELL +",
       "axis.numbers.ravel()[0] // plan.k_tile +", "tiles.py::test_dropout_has_one_pattern_whatever_the_tile")
 plant("one tile for all pairs", "jattn/engine/tuning.py",
-      "return q, even(S, max(most, most * most // q // TILE_MULTIPLE * TILE_MULTIPLE))", "return T, S",
+      "return q, _even(S, max(most, most * most // q // TILE_MULTIPLE * TILE_MULTIPLE))", "return T, S",
       "tiles.py::test_tiles_are_even_and_pad_little")
 plant("weighted values not shrunk to a new maximum", PARTIALS, "added(acc * wide, more)",
       "added(acc, more)", IN_TILES)
