@@ -88,9 +88,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         """
         if deterministic is not None:
             inference = deterministic
-            said = (
-                "MultiheadAttention()(deterministic=...) is deprecated in favour of MultiheadAttention()(inference=...)"
-            )
+            said = "MultiheadAttention: deterministic= is a former name of inference=, which takes its place"
             warnings.warn(said, stacklevel=2)
         given = ("query", query, self.query_proj), ("key_", key_, self.key_proj), ("value", value, self.value_proj)
         query, key_, value = (_tokens(*x) for x in given)
