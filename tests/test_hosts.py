@@ -351,7 +351,7 @@ def test_deterministic_is_equinox_s_deprecated_word_for_inference():
     x = normal(T, E, dtype=np.float32)
     for kind in (MultiheadAttention, eqx.nn.MultiheadAttention):
         layer = kind(H, E, dropout_p=0.5, key=jax.random.key(0))
-        with pytest.warns(UserWarning, match=r"deterministic.* inference"):
+        with pytest.warns(UserWarning, match=r"deterministic.*inference"):
             got = layer(x, x, x, deterministic=True)
         near(got, layer(x, x, x, inference=True))
 
