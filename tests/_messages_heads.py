@@ -176,21 +176,21 @@ def measured(**options):
 
 def interface(attention_mask, query=None, **options):
     x = ones(2, 4, T, 6)
-    query = x if query is None else query
-    return lambda: transformers.attention_interface(None, query, x, x, attention_mask, **options)
+    options = {"query": x if query is None else query, "key": x, "value": x, **options}
+    return lambda: transformers.attention_interface(None, attention_mask=attention_mask, **options)
 
 
-def dropping(host):
-    """Dropout without a key, under the name that the host has for it."""
+def dropping(host, key=None):
+    """Dropout without a key, or with one that is none, under the name that the host has for it."""
 
     def call():
         if host == "flax":
             from jattn.hosts.flax import attention_fn
 
-            return attention_fn(*(ones(2, T, 4, 6),) * 3, dropout_rate=0.5)
+            return attention_fn(*(ones(2, T, 4, 6),) * 3, dropout_rate=0.5, dropout_rng=key)
         from jattn.hosts.equinox import MultiheadAttention
 
-        return MultiheadAttention(2, 4, dropout_p=0.5, key=jax.random.key(0))(*(ones(T, 4),) * 3)
+        return MultiheadAttention(2, 4, dropout_p=0.5, key=jax.random.key(0))(*(ones(T, 4),) * 3, key=key)
 
     return call
 
@@ -211,6 +211,12 @@ def of_flax(**options):
         return attention_fn(*(ones(2, T, 4, 6),) * 3, **options)
 
     return call
+
+
+def of_rngs():
+    from flax import nnx
+
+    of_flax(dropout_rate=0.5, dropout_rng=nnx.Rngs(0))()
 
 
 def alike(**options):
@@ -239,12 +245,40 @@ HOSTS = [
     (of_flax(dtype=np.int32), TypeError, "hosts: dtype must be floating point, got dtype int32. Pass one of jax.numpy, as in dtype=jax.numpy.float32."),
     (of_flax(precision="lowest"), ValueError, "hosts: precision must be known to JAX, got precision 'lowest'. Pass one of jax.lax.Precision, as in precision='highest'."),
     (of_flax(dropout_rate=-0.5, dropout_rng=jax.random.key(0)), ValueError, "dot_product_attention: dropout_rate must be at least 0 and less than 1, got dropout_rate -0.5. Give the share of weights to drop; 0 drops none."),
+    (dropping("flax", 0), TypeError, "hosts: dropout_rng must be one key, got dropout_rng of type int. Pass a key of jax.random, dropout_rng=jax.random.key(0), or deterministic=True."),
+    (of_rngs, TypeError, "hosts: dropout_rng must be one key, got dropout_rng of type Rngs. Pass a key of jax.random, dropout_rng=jax.random.key(0), or deterministic=True."),
+    (of_flax(dropout_rate=0.5, dropout_rng=ones(2)), TypeError, "hosts: dropout_rng must be one key, got dropout_rng float32[2]. Pass a key of jax.random: dropout_rng=jax.random.key(0)."),
+    (lambda: of_flax(dropout_rate=0.5, dropout_rng=jax.random.split(jax.random.key(0)))(), TypeError, "hosts: dropout_rng must be one key, got dropout_rng key<fry>[2]. Pass a key of jax.random: dropout_rng=jax.random.key(0)."),
+    (of_flax(module=3), TypeError, "hosts: module must be one of flax, which has sow, got module of type int. Leave it out where nothing is to be kept."),
+    (of_flax(rows=ones(2)), TypeError, "hosts: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
+    (dropping("equinox", 0), TypeError, "hosts: key must be one key, got key of type int. Pass a key of jax.random, key=jax.random.key(0), or inference=True."),
     (of_flax(qk_attn_weights_einsum=np.einsum), NotImplementedError, "hosts: qk_attn_weights_einsum must be None, got qk_attn_weights_einsum of type _ArrayFunctionDispatcher. Leave it out, or keep the attention of flax for this layer."),
     (interface(None, query=ones(4, T, 6)), ValueError, "attention_interface: query must have the axes [B, N, T, H], got query [4, 13, 6]. Heads stand before tokens, and one example is a batch of 1."),
     (interface(None, query="river"), TypeError, "attention_interface: query must be an array of numbers in one shape, got query of type str. Pass a jax or NumPy array."),
     (interface(None, sliding_window=2.5, is_causal=True), TypeError, "attention_interface: sliding_window must be a whole number, got sliding_window of type float. Pass a Python int of at least 1."),
-    (interface(None, softcap=0.0), ValueError, "soft_cap: cap must be more than 0 and finite, got cap 0.0. Leave the score out instead."),
-    (interface(ones(T, T), position_bias=ones(3, 3)), ValueError, "attention_interface: attention_mask and position_bias must broadcast, got attention_mask [13, 13] and position_bias [3, 3]. Give each axis its full length or 1."),
+    (interface(None, softcap=0.0), ValueError, "attention_interface: softcap must be more than 0 and finite, got softcap 0.0. Leave it out where nothing is capped."),
+    (interface(ones(T, T), position_bias=ones(3, 3)), ValueError, "attention_interface: position_bias must broadcast to [B, N, T, S], got position_bias [3, 3]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 13] here."),
+    (interface(ones(2, 1, T, S, dtype=bool)), ValueError, "attention_interface: attention_mask must broadcast to [B, N, T, S], got attention_mask [2, 1, 13, 17]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 13] here."),
+    (interface(ones(2, 1, T, S)), ValueError, "attention_interface: attention_mask must broadcast to [B, N, T, S], got attention_mask [2, 1, 13, 17]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 13] here."),
+    (interface(None, position_bias=ones(3, T, T)), ValueError, "attention_interface: position_bias must broadcast to [B, N, T, S], got position_bias [3, 13, 13]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 13] here."),
+    (interface(None, position_bias=ones(T, T, dtype=bool)), TypeError, "attention_interface: position_bias must be floating point, got position_bias bool[13, 13]. To say which pairs are allowed, pass booleans as attention_mask."),
+    (interface(None, scaling="river"), TypeError, "attention_interface: scaling must be an array of numbers in one shape, got scaling of type str. Pass a jax or NumPy array."),
+    (interface(None, scaling=ones(4)), TypeError, "attention_interface: scaling must be a real scalar, got scaling float32[4]. Map over several with jax.vmap."),
+    (interface(None, scaling=float("inf")), ValueError, "attention_interface: scaling must be finite, got scaling inf. Leave it out for 1/√D."),
+    (interface(None, s_aux=ones(3)), ValueError, "attention_interface: s_aux must have the shape [] or [N], got s_aux [3]. Give one logit for all heads, or one a head: N is 4 here."),
+    (interface(None, s_aux=ones(4, dtype=np.int32)), TypeError, "attention_interface: s_aux must be floating point, got s_aux int32[4]. Convert it first: s_aux.astype(jax.numpy.float32)."),
+    (interface(None, dropout=-0.5), ValueError, "attention_interface: dropout must be at least 0 and less than 1, got dropout -0.5. Give the share of weights to drop; 0 drops none."),
+    (interface(None, dropout=ones(2)), TypeError, "attention_interface: dropout must be a real scalar, got dropout float32[2]. Map over several with jax.vmap."),
+    (interface(None, dropout=0.5), ValueError, "attention_interface: dropout_key must be given where dropout is not 0, got dropout_key None. Pass a key of jax.random: dropout_key=jax.random.key(0)."),
+    (interface(None, dropout=0.5, dropout_key=3), TypeError, "attention_interface: dropout_key must be one key, got dropout_key int32[]. Pass a key of jax.random: dropout_key=jax.random.key(0)."),
+    (interface(None, is_causal="no"), TypeError, "attention_interface: is_causal must be True or False, got is_causal of type str. Pass a bool, or None for that of the module."),
+    (interface(None, softcap=ones(4)), TypeError, "attention_interface: softcap must be a real scalar, got softcap float32[4]. Pass one number for all heads."),
+    (interface(None, query=ones(2, 4, T, 6, dtype=np.int32)), TypeError, "attention_interface: query must be floating point, got query int32[2, 4, 13, 6]. Convert it first: query.astype(jax.numpy.float32)."),
+    (interface(None, query=ones(2, 6, T, 6)), ValueError, "attention_interface: the query heads N must be a multiple of the K key heads, got query [2, 6, 13, 6] and key [2, 4, 13, 6]. Each key/value head serves the same number of query heads."),
+    (interface(None, query=ones(3, 4, T, 6)), ValueError, "attention_interface: query, key and value must agree in B, got query [3, 4, 13, 6] and key [2, 4, 13, 6] and value [2, 4, 13, 6]. Give each its full length or 1."),
+    (interface(None, query=ones(2, 4, T, 5)), ValueError, "attention_interface: query and key must agree in H, got query [2, 4, 13, 5] and key [2, 4, 13, 6]. Project one of them to the width of the other."),
+    (interface(None, value=ones(2, 4, S, 6)), ValueError, "attention_interface: key and value must agree in K and S, got key [2, 4, 13, 6] and value [2, 4, 17, 6]. Each key needs its one value."),
+    (interface(None, key=ones(2, 4, T, 0), query=ones(2, 4, T, 0)), ValueError, "attention_interface: H must be at least 1, got query [2, 4, 13, 0] and key [2, 4, 13, 0]. Give q and k at least one column."),
     (lambda: _attend.attend_heads(*(ones(2, T, 2, 6),) * 3, mask=lambda t, s: t >= s), TypeError, "hosts: mask must be a mask or an array, got mask of type function. Make a mask of a function: jattn.masks.where(f)."),
     (interface(None, sliding_window=5), ValueError, "attention_interface: a sliding_window is causal, or in a mask, got sliding_window 5 and S 13. Pass is_causal=True, or the attention_mask."),
     (measured(return_residual=True), TypeError, "hosts: each option of what is measured must be known, got option return_residual. Measured are is_causal, local_window_size, score, scale, sink, q_positions, k_positions, query_seq_lengths, key_value_seq_lengths; say all else as a mask."),

@@ -81,12 +81,12 @@ def _vmap(f: Callable[..., Any], in_axes: tuple[Any, ...]) -> Callable[..., Any]
     return alike
 
 
-def sink_per_head(caller: str, sink: Any, heads: int, axis: str = "H") -> jax.Array:
+def sink_per_head(caller: str, sink: Any, heads: int, axis: str = "H", name: str = "sink") -> jax.Array:
     """A sink for all heads, [], or one a head, [H]."""
-    sink = sink_array(caller, sink)
+    sink = sink_array(caller, sink, name)
     if sink.shape not in ((), (heads,)):
         remedy = f"Give one logit for all heads, or one a head: {axis} is {heads} here."
-        _errors.fail(ValueError, caller, f"sink must have the shape [] or [{axis}]", remedy, sink=sink)
+        _errors.fail(ValueError, caller, f"{name} must have the shape [] or [{axis}]", remedy, **{name: sink})
     return sink
 
 

@@ -79,37 +79,40 @@ def dense(T: int, S: int, options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "mask": mask, "q_positions": q_pos, "k_positions": k_pos}
 
 
-def dropout(caller: str, rate: Any, key: Any) -> tuple[jax.Array, jax.Array] | None:
+def dropout(
+    caller: str, rate: Any, key: Any, name: str = "dropout_rate", key_name: str = "dropout_key"
+) -> tuple[jax.Array, jax.Array] | None:
     """(key, rate), or None where nothing is dropped."""
     number = isinstance(rate, int | float | np.number)
     if number and rate == 0:
         return None
-    given, rate = rate, _errors.scalar(caller, "dropout_rate", rate, "Map over several with jax.vmap.")
+    given, rate = rate, _errors.scalar(caller, name, rate, "Map over several with jax.vmap.")
     if _errors.known(rate) and not 0 <= (share := given if number else float(_errors.read(rate))) < 1:
         must, remedy = (
-            "dropout_rate must be at least 0 and less than 1",
+            f"{name} must be at least 0 and less than 1",
             "Give the share of weights to drop; 0 drops none.",
         )
-        _errors.fail(ValueError, caller, must, remedy, dropout_rate=str(share))
+        _errors.fail(ValueError, caller, must, remedy, **{name: str(share)})
     if key is None:
-        must = "dropout_key must be given where dropout_rate is not 0"
-        _errors.fail(ValueError, caller, must, KEY_REMEDY, dropout_key="None")
-    return one_key(caller, key), rate
+        must = f"{key_name} must be given where {name} is not 0"
+        _errors.fail(ValueError, caller, must, _key_remedy(key_name), **{key_name: "None"})
+    return one_key(caller, key, key_name), rate
 
 
-KEY_REMEDY = "Pass a key of jax.random: dropout_key=jax.random.key(0)."
+def _key_remedy(name: str) -> str:
+    return f"Pass a key of jax.random: {name}=jax.random.key(0)."
 
 
-def one_key(caller: str, key: Any) -> jax.Array:
-    """The dropout_key, of either style, as a key of the new style."""
-    key = _errors.array(caller, "dropout_key", key)
+def one_key(caller: str, key: Any, name: str = "dropout_key") -> jax.Array:
+    """A key of dropout, of either style, as a key of the new style."""
+    key = _errors.array(caller, name, key)
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
         return key
     if key.dtype == jnp.uint32 and key.ndim == 1:  # of the old style, if it has as many numbers as a key
         with contextlib.suppress(TypeError):
             return jax.random.wrap_key_data(key)
-    got = {"dropout_key": f"{key.dtype}{_errors.shape(key)}"}
-    _errors.fail(TypeError, caller, "dropout_key must be one key", KEY_REMEDY, **got)
+    got = {name: f"{key.dtype}{_errors.shape(key)}"}
+    _errors.fail(TypeError, caller, f"{name} must be one key", _key_remedy(name), **got)
 
 
 def tile(caller: str, given: Any) -> tuple[int, int] | None:
@@ -142,26 +145,26 @@ def row_numbers(caller: str, rows: Any) -> jax.Array:
     return rows
 
 
-def sink_array(caller: str, sink: Any) -> jax.Array:
+def sink_array(caller: str, sink: Any, name: str = "sink") -> jax.Array:
     """A logit, or several, that join the denominator."""
-    sink = _errors.array(caller, "sink", float(sink) if type(sink) is int else sink)
-    _errors.floating(caller, sink=sink)
+    sink = _errors.array(caller, name, float(sink) if type(sink) is int else sink)
+    _errors.floating(caller, **{name: sink})
     return sink
 
 
-def bias_array(caller: str, bias: Any) -> jax.Array:
+def bias_array(caller: str, bias: Any, name: str = "bias", mask: str = "mask") -> jax.Array:
     """A floating-point array that is added to the logits."""
-    bias = _errors.array(caller, "bias", bias)
-    _errors.kind(caller, "bias", bias, jnp.floating, "To say which pairs are allowed, pass booleans as mask.")
+    bias = _errors.array(caller, name, bias)
+    _errors.kind(caller, name, bias, jnp.floating, f"To say which pairs are allowed, pass booleans as {mask}.")
     return bias
 
 
-def scale_array(caller: str, scale: Any) -> jax.Array:
+def scale_array(caller: str, scale: Any, name: str = "scale") -> jax.Array:
     """What dot products are multiplied by: a real scalar, possibly traced; one of Python or NumPy must be finite."""
     of_numpy = isinstance(scale, np.ndarray) and scale.ndim == 0 and scale.dtype.kind == "f"
     if (of_numpy or isinstance(scale, float | np.floating)) and not math.isfinite(scale):
-        _errors.fail(ValueError, caller, "scale must be finite", "Leave it out for 1/√D.", scale=str(scale))
-    return _errors.scalar(caller, "scale", scale, "Map over several with jax.vmap.")
+        _errors.fail(ValueError, caller, f"{name} must be finite", "Leave it out for 1/√D.", **{name: str(scale)})
+    return _errors.scalar(caller, name, scale, "Map over several with jax.vmap.")
 
 
 def booleans(caller: str, name: str, x: Any) -> jax.Array:

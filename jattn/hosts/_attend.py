@@ -12,7 +12,7 @@ import numpy as np
 
 from jattn import _errors
 from jattn.arguments import heads
-from jattn.arguments.options import row_numbers
+from jattn.arguments.options import one_key, row_numbers
 from jattn.many_heads import dot_product_attention, local_window
 from jattn.masks import Mask, causal, dense, lengths
 from jattn.one_head import weights_of
@@ -28,11 +28,14 @@ def host(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def needs_key(name: str, key: Any, off: str) -> None:
-    """Refuses dropout without a key, by the name that the host has for it."""
+def key_of_dropout(name: str, key: Any, off: str) -> jax.Array:
+    """The key of dropout; its absence, and what is none, are refused by the name that the host has for it."""
+    remedy = f"Pass a key of jax.random, {name}=jax.random.key(0), or {off}."
     if key is None:
-        remedy = f"Pass a key of jax.random, {name}=jax.random.key(0), or {off}."
         _errors.fail(ValueError, "hosts", f"{name} must be given where weights are dropped", remedy, **{name: "None"})
+    if not isinstance(key, jax.Array | np.ndarray):  # as a number, or the Rngs of flax
+        _errors.fail(TypeError, "hosts", f"{name} must be one key", remedy, **{name: _errors.kind_of(key)})
+    return one_key("hosts", key, name)
 
 
 def drops(rate: Any) -> bool:
@@ -81,18 +84,25 @@ def _pairs(batch: tuple[int, ...], query: Any, key: Any, bias: Any, mask: Any) -
     (T, N), S = query.shape[1:3], key.shape[1]
     given = {} if bias is None else {"bias": _errors.array("hosts", "bias", bias)}
     given |= {} if mask is None else {"mask": _booleans(mask)}
-    return {name: _folded(name, x, batch, (N, T, S)) for name, x in given.items()}
+    return {name: folded("hosts", name, x, batch, (N, T, S), "[*B, N, T, S]") for name, x in given.items()}
 
 
-def _folded(name: str, x: jax.Array, batch: tuple[int, ...], pairs: tuple[int, ...]) -> jax.Array:
+def folded(
+    caller: str, name: str, x: jax.Array, batch: tuple[int, ...], pairs: tuple[int, ...], axes: str
+) -> jax.Array:
     """[*B, N, T, S] → [B, N, T, S], the batch left at 1 where it is one for all, missing axes in front."""
     more = max(x.ndim - len(batch) - 3, 0)
     x = x if any(n != 1 for n in x.shape[:more]) else x.reshape(x.shape[more:])
-    _errors.broadcastable("hosts", name, x, (*batch, *pairs), "[*B, N, T, S]")
+    _errors.broadcastable(caller, name, x, (*batch, *pairs), axes)
     x = x.reshape((1,) * (len(batch) + 3 - x.ndim) + x.shape)
     if all(n == 1 for n in x.shape[:-3]):
         return x.reshape(1, *x.shape[-3:])
     return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(math.prod(batch), *x.shape[-3:])
+
+
+def chosen_rows(rows: Any) -> jax.Array:
+    """Integers [R], the queries whose weights are asked for, or nothing at all."""
+    return jnp.zeros(0, jnp.int32) if np.size(rows) == 0 else row_numbers("hosts", rows)
 
 
 SHARED = ("score", "scale")
@@ -138,7 +148,7 @@ def measure_heads(
         _errors.fail(
             TypeError, caller, "each option of what is measured must be known", remedy, option=sorted(unknown)[0]
         )
-    rows = jnp.zeros(0, jnp.int32) if np.size(rows) == 0 else row_numbers(caller, rows)
+    rows = chosen_rows(rows)
     batch, (query, key) = _one_batch(query=query, key=key)
     (T, N), (S, K) = query.shape[1:3], key.shape[1:3]
     sided = [causal()] if is_causal else []

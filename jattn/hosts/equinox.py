@@ -17,7 +17,7 @@ import jax
 
 from jattn import _errors
 from jattn._types import AnyArray, Array, ArrayLike, Bool, Float, Integer, PRNGKey
-from jattn.hosts._attend import Measured, attend_heads, drops, host, measure_heads, needs_key
+from jattn.hosts._attend import Measured, attend_heads, drops, host, key_of_dropout, measure_heads
 from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
 
@@ -100,7 +100,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             q, k, v = _processed(process_heads, q, k, v)
         off = self.dropout.inference if inference is None else inference
         if not off and drops(self.dropout.p):
-            needs_key("key", key, "inference=True")
+            key = key_of_dropout("key", key, "inference=True")
             options |= {"dropout_rate": jax.lax.stop_gradient(self.dropout.p), "dropout_key": key}  # as equinox has it
         out = attend_heads(q, k, v, None, mask, **options)
         out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], math.prod(out.shape[1:])))

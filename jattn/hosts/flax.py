@@ -18,7 +18,15 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import promoted
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
-from jattn.hosts._attend import attend_broadcast_dropout, attend_heads, drops, host, measure_heads, needs_key
+from jattn.hosts._attend import (
+    attend_broadcast_dropout,
+    attend_heads,
+    chosen_rows,
+    drops,
+    host,
+    key_of_dropout,
+    measure_heads,
+)
 from jattn.masks import Mask
 
 __all__ = ["Sows", "attention_fn"]
@@ -68,7 +76,8 @@ def attention_fn(
       is_causal: query t attends keys s ≤ t, counted from the first rows.
       rows: integers [R], the queries whose weights [*B, N, R, S] the module keeps; all of them if None, none if empty.
       statistics: the module also keeps `attention_statistics`, what `jattn.statistics` says of each head: arrays
-        [*B, N, T], at linear memory. Give `rows` and `statistics` with functools.partial, as the example does.
+        [*B, N, T], at linear memory. Give `rows` and `statistics` with functools.partial, as the example does; without
+        a module, as in a call of the layer without sow_weights=True, nothing is measured.
       qk_attn_weights_einsum, attn_weights_value_einsum: refused. A layer of linen that is given classes of them, as to
         quantise its products, leaves them out where its attention_fn does not name them.
 
@@ -77,7 +86,8 @@ def attention_fn(
       gives zeros, where flax gives the mean of all values.
 
     Raises:
-      TypeError, ValueError: as `dot_product_attention`; or a precision that JAX does not know.
+      TypeError, ValueError: as `dot_product_attention`; or a precision that JAX does not know; or a module that keeps
+        nothing.
       NotImplementedError: an einsum of the caller's own.
 
     Memory: linear in T and S, unless a module keeps the weights; R · S of a head for those of R rows.
@@ -108,6 +118,10 @@ def attention_fn(
         if einsum is not None:
             must, remedy = f"{name} must be None", "Leave it out, or keep the attention of flax for this layer."
             _errors.fail(NotImplementedError, "hosts", must, remedy, **{name: _errors.kind_of(einsum)})
+    if module is not None and not isinstance(module, Sows):
+        must, remedy = "module must be one of flax, which has sow", "Leave it out where nothing is to be kept."
+        _errors.fail(TypeError, "hosts", must, remedy, module=_errors.kind_of(module))
+    rows = None if rows is None else chosen_rows(rows)
     given = {"query": query, "key": key, "value": value}
     query, key, value = (_errors.array("hosts", name, x) for name, x in given.items())
     if dtype is None:
@@ -117,7 +131,7 @@ def attention_fn(
     query, key, value = (x.astype(dtype) for x in (query, key, value))
     dropping = not deterministic and drops(dropout_rate)
     if dropping:
-        needs_key("dropout_rng", dropout_rng, "deterministic=True")
+        dropout_rng = key_of_dropout("dropout_rng", dropout_rng, "deterministic=True")
     options = {"is_causal": is_causal} | (
         {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}
     )

@@ -12,17 +12,22 @@ is imported.
     (2, 5, 4, 8)
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import _errors, masks, scores
 from jattn._numerics import promoted
 from jattn._types import AnyArray, Array, ArrayLike, Float, PRNGKey
-from jattn.hosts._attend import attend_heads
+from jattn.arguments import heads, options
+from jattn.hosts._attend import attend_heads, folded
 
 __all__ = ["attention_interface"]
+
+_CALLER = "attention_interface"
 
 
 def attention_interface(
@@ -64,8 +69,9 @@ def attention_interface(
       (out [B, T, N, Hv], None): no weights.
 
     Raises:
-      TypeError, ValueError: as `dot_product_attention`; or attention_mask holds whole numbers;
-        or there are more keys than sliding_window, and neither `is_causal` nor attention_mask; or softcap is 0 or less.
+      TypeError, ValueError: as `dot_product_attention`; or attention_mask holds whole numbers; or is_causal is no
+        boolean; or there are more keys than sliding_window, and neither `is_causal` nor attention_mask; or softcap is 0
+        or less.
 
     Memory: linear in T and S; a mask of T × S is the caller's own.
 
@@ -78,73 +84,104 @@ def attention_interface(
       >>> attention_interface(None, query, key, value, None, sliding_window=3, is_causal=True)[0].shape
       (2, 5, 4, 8)
     """
-    caller = "attention_interface"
-    query, key, value = (
-        _four_axes(caller, *x) for x in (("query", query, "T, H"), ("key", key, "S, H"), ("value", value, "S, Hv"))
-    )
-    T, S = query.shape[2], key.shape[2]
+    query, key, value, batch = _heads(query, key, value)
+    (N, T), S = query.shape[1:3], key.shape[2]
     if sliding_window is not None:
-        sliding_window = _errors.count(caller, "sliding_window", sliding_window, least=1)
-    mask: Any = None
-    bias = None if position_bias is None else _errors.array(caller, "position_bias", position_bias)
+        sliding_window = _errors.count(_CALLER, "sliding_window", sliding_window, least=1)
+    bias: jax.Array | None = None
+    if position_bias is not None:
+        bias = options.bias_array(_CALLER, position_bias, "position_bias", "attention_mask")
+        bias = _pairs("position_bias", bias, batch, N, T, S)
+    mask: masks.Mask | jax.Array | None
     if attention_mask is None:
-        is_causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-        if is_causal and sliding_window is not None:
-            mask = masks.window(left=sliding_window - 1, right=0)
-        elif is_causal:
-            mask = masks.causal()
-        elif sliding_window is not None and sliding_window < S:  # transformers itself means w or w − 1 on each side
-            must, remedy = "a sliding_window is causal, or in a mask", "Pass is_causal=True, or the attention_mask."
-            got = {"sliding_window": str(sliding_window), "S": str(S)}
-            _errors.fail(ValueError, caller, must, remedy, **got)
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+        mask = _everywhere(causal, sliding_window, S)
     else:
-        allowed = _errors.array(caller, "attention_mask", attention_mask)
-        if allowed.shape == (B := query.shape[0], S) and B not in (1, T):  # as a tokenizer makes it
-            must, remedy = "attention_mask must broadcast to [B, N, T, S]", "Of one entry a token make one a pair: "
-            _errors.fail(ValueError, caller, must, remedy + "x[:, None, None, :].", attention_mask=allowed)
-        if allowed.dtype == jnp.bool_:
-            mask = allowed
-        elif jnp.issubdtype(allowed.dtype, jnp.floating):
-            bias = allowed if bias is None else _sum(caller, attention_mask=allowed, position_bias=bias)
-        else:  # of whole numbers nothing tells those that are added from ones for allowed pairs
-            must = "attention_mask must be boolean or floating point"
-            remedy = "Of ones where a pair is allowed make booleans: attention_mask != 0."
-            got = {"attention_mask": f"{allowed.dtype}{_errors.shape(allowed)}"}
-            _errors.fail(TypeError, caller, must, remedy, **got)
-    stand = {"q_positions": jnp.arange(S - T, S, dtype=jnp.int32), "k_positions": jnp.arange(S, dtype=jnp.int32)}
-    cap = None if softcap is None else scores.soft_cap(softcap)
+        mask, bias = _with_bias(_attention_mask(attention_mask, batch, N, T, S), bias)
+    given: dict[str, Any] = {"dropout_rate": dropout, "dropout_key": dropout_key, "score": _cap(softcap)}
+    options.dropout(_CALLER, dropout, dropout_key, "dropout")
+    given["scale"] = None if scaling is None else options.scale_array(_CALLER, scaling, "scaling")
+    given["sink"] = None if s_aux is None else heads.sink_per_head(_CALLER, s_aux, N, "N", "s_aux")
+    given |= {"q_positions": jnp.arange(S - T, S, dtype=jnp.int32), "k_positions": jnp.arange(S, dtype=jnp.int32)}
     q, k, v = (jnp.moveaxis(x, 1, 2) for x in (query, key, value))
-    out = attend_heads(
-        q,
-        k,
-        v,
-        bias,
-        mask,
-        scale=scaling,
-        score=cap,
-        sink=s_aux,
-        dropout_rate=dropout,
-        dropout_key=dropout_key,
-        **stand,
-    )
-    return out, None
+    return attend_heads(q, k, v, bias, mask, **given), None
 
 
-def _four_axes(caller: str, name: str, x: Any, last: str) -> jax.Array:
-    """A batch of heads."""
-    x = _errors.array(caller, name, x)
+def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array, tuple[int, ...]]:
+    """query [B, N, T, H], key [B, K, S, H], value [B, K, S, Hv], and (B,), to which the batches broadcast."""
+    axes = {"query": "[B, N, T, H]", "key": "[B, K, S, H]", "value": "[B, K, S, Hv]"}
+    q, k, v = (_errors.array(_CALLER, name, x) for name, x in zip(axes, (query, key, value), strict=True))
     remedy = "Heads stand before tokens, and one example is a batch of 1."
-    _errors.rank(caller, 4, f"[B, {'N' if name == 'query' else 'K'}, {last}]", remedy, **{name: x})
-    return x
-
-
-def _sum(caller: str, **biases: jax.Array) -> jax.Array:
-    """The sum of two biases, whatever their dtypes and missing axes, where JAX promotes none too."""
+    for x, (name, spelled) in zip((q, k, v), axes.items(), strict=True):
+        _errors.rank(_CALLER, 4, spelled, remedy, **{name: x})
+    _errors.floating(_CALLER, query=q, key=k, value=v)
+    if k.shape[1:3] != v.shape[1:3]:
+        remedy = "Each key needs its one value."
+        _errors.fail(ValueError, _CALLER, "key and value must agree in K and S", remedy, key=k, value=v)
+    if q.shape[3] != k.shape[3]:
+        remedy = "Project one of them to the width of the other."
+        _errors.fail(ValueError, _CALLER, "query and key must agree in H", remedy, query=q, key=k)
+    _errors.width(_CALLER, "H", query=q, key=k)
+    must = "the query heads N must be a multiple of the K key heads"
+    heads.group_size(_CALLER, q.shape[1], k.shape[1], must, query=q, key=k)
     try:
-        shape = jnp.broadcast_shapes(*(x.shape for x in biases.values()))
+        return q, k, v, jnp.broadcast_shapes(*(x.shape[:1] for x in (q, k, v)))
     except ValueError:
-        must, remedy = f"{' and '.join(biases)} must broadcast", "Give each axis its full length or 1."
-        _errors.fail(ValueError, caller, must, remedy, **biases)
-    dtype = promoted(*(x.dtype for x in biases.values()))
-    a, b = (jnp.broadcast_to(x.astype(dtype), shape) for x in biases.values())
-    return a + b
+        must, remedy = "query, key and value must agree in B", "Give each its full length or 1."
+        _errors.fail(ValueError, _CALLER, must, remedy, query=q, key=k, value=v)
+
+
+def _everywhere(is_causal: Any, sliding_window: int | None, S: int) -> masks.Mask | None:
+    """The mask of all heads where no attention_mask is given."""
+    if not isinstance(is_causal, bool | np.bool_):
+        got = {"is_causal": _errors.kind_of(is_causal)}
+        remedy = "Pass a bool, or None for that of the module."
+        _errors.fail(TypeError, _CALLER, "is_causal must be True or False", remedy, **got)
+    if is_causal:
+        return masks.causal() if sliding_window is None else masks.window(left=sliding_window - 1, right=0)
+    if sliding_window is not None and sliding_window < S:  # transformers itself means w or w − 1 on each side
+        must, remedy = "a sliding_window is causal, or in a mask", "Pass is_causal=True, or the attention_mask."
+        got = {"sliding_window": str(sliding_window), "S": str(S)}
+        _errors.fail(ValueError, _CALLER, must, remedy, **got)
+    return None
+
+
+def _attention_mask(given: Any, batch: tuple[int, ...], N: int, T: int, S: int) -> jax.Array:
+    """Booleans, or numbers to add, [B or 1, N or 1, T or 1, S or 1]."""
+    x = _errors.array(_CALLER, "attention_mask", given)
+    if x.shape == (*batch, S) and batch[0] not in (1, T):  # as a tokenizer makes it
+        must, remedy = "attention_mask must broadcast to [B, N, T, S]", "Of one entry a token make one a pair: "
+        _errors.fail(ValueError, _CALLER, must, remedy + "x[:, None, None, :].", attention_mask=x)
+    if x.dtype != jnp.bool_ and not jnp.issubdtype(x.dtype, jnp.floating):
+        # of whole numbers nothing tells those that are added from ones for allowed pairs
+        must = "attention_mask must be boolean or floating point"
+        remedy = "Of ones where a pair is allowed make booleans: attention_mask != 0."
+        got = {"attention_mask": f"{x.dtype}{_errors.shape(x)}"}
+        _errors.fail(TypeError, _CALLER, must, remedy, **got)
+    return _pairs("attention_mask", x, batch, N, T, S)
+
+
+def _pairs(name: str, x: jax.Array, batch: tuple[int, ...], *pairs: int) -> jax.Array:
+    return folded(_CALLER, name, x, batch, pairs, "[B, N, T, S]")
+
+
+def _with_bias(allowed: jax.Array, bias: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+    """(mask, bias); two biases are added, whatever their dtypes, where JAX promotes none too."""
+    if allowed.dtype == jnp.bool_:
+        return allowed, bias
+    if bias is None:
+        return None, allowed
+    shape, dtype = jnp.broadcast_shapes(allowed.shape, bias.shape), promoted(allowed.dtype, bias.dtype)
+    a, b = (jnp.broadcast_to(x.astype(dtype), shape) for x in (allowed, bias))
+    return None, a + b
+
+
+def _cap(softcap: Any) -> scores.Score | None:
+    """`soft_cap`, refused by the name that transformers has for it."""
+    if softcap is None:
+        return None
+    cap = _errors.scalar(_CALLER, "softcap", softcap, "Pass one number for all heads.")
+    if _errors.known(cap) and not 0 < (known := float(_errors.read(cap))) < math.inf:
+        must, remedy = "softcap must be more than 0 and finite", "Leave it out where nothing is capped."
+        _errors.fail(ValueError, _CALLER, must, remedy, softcap=str(known))
+    return scores.soft_cap(softcap)
