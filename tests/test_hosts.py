@@ -160,6 +160,74 @@ def test_linen_takes_it_as_its_attention_fn(masked):
     )
 
 
+@pytest.mark.parametrize("how", ["scan", "scan of remat", "vmap"])
+def test_linen_s_own_transforms_take_it(how):
+    """Three layers one after another, or one layer with parameters of its own for each of three inputs."""
+    import flax.linen as nn
+
+    from jattn.hosts.flax import attention_fn
+
+    def model(**f):
+        class Layer(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                more = nn.MultiHeadDotProductAttention(H, qkv_features=E, name="attention", **f)
+                return x + more(x, mask=CAUSAL[None, None]), None
+
+        layer = nn.remat(Layer, prevent_cse=False) if how == "scan of remat" else Layer
+        split = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+        if how == "vmap":
+            return nn.vmap(layer, in_axes=(0, None), axis_size=3, **split)()
+        return nn.scan(layer, length=3, **split)()
+
+    ours, theirs = model(attention_fn=attention_fn), model()
+    x = normal(*((3, B) if how == "vmap" else (B,)), T, E, dtype=np.float32)
+    params = jax.jit(theirs.init)(jax.random.key(0), x, None)
+    same_with_gradient(*(lambda both, f=f: f.apply(*both, None)[0] for f in (ours, theirs)), (params, x))
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_inputs_that_linen_maps_with_split_keys_are_dropped_each_in_its_own_way(split):
+    import flax.linen as nn
+
+    from jattn.hosts.flax import attention_fn
+
+    layer = partial(nn.MultiHeadDotProductAttention, dropout_rate=0.5, deterministic=False, attention_fn=attention_fn)
+    mapped = nn.vmap(
+        layer, variable_axes={"params": None}, split_rngs={"params": False, "dropout": split}, in_axes=0, axis_size=2
+    )(H, qkv_features=E)
+    x = np.stack([normal(B, T, E, dtype=np.float32)] * 2)
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    out = jax.jit(lambda x: mapped.init_with_output(keys, x)[0])(x)
+    assert (np.abs(out[0] - out[1]).max() > 1e-3) == split
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_mean_of_many_draws_of_dropout_is_the_attention_without_it(kv_heads, alike):
+    """Values and gradients under 400 keys: their mean is within 5 of its standard errors."""
+    from jattn.hosts.flax import attention_fn
+
+    query, (key, value) = normal(B, 5, 4, D), normal(2, B, 5, kv_heads, D, seed=1)
+    by = normal(B, 5, 4, D, seed=2)
+
+    def with_gradient(dropout_rng, **options):
+        f = partial(attention_fn, query, key, mask=CAUSAL[:5, :5], dropout_rng=dropout_rng, **options)
+        out, pull = jax.vjp(lambda value: f(value=value), value)
+        return out, pull(by)[0]
+
+    @jax.jit
+    def both(keys):
+        drop = partial(with_gradient, dropout_rate=0.25, broadcast_dropout=alike)
+        return jax.vmap(drop)(keys), with_gradient(None, deterministic=True)
+
+    for draws, want in zip(*both(jax.random.split(jax.random.key(0), 400)), strict=True):
+        error = draws.std(0) / 20
+        assert error.min() > 0
+        assert (np.abs(draws.mean(0) - want) / error).max() < 5
+        assert (np.abs(0.9 * draws.mean(0) - want) / error).max() > 5, "the control"
+
+
 def test_linen_decodes_drops_and_keeps_its_weights():
     import flax.linen as nn
 
@@ -490,6 +558,40 @@ def test_a_model_of_transformers_generates_what_it_does_by_its_own_attention(kep
         near(scores("ours", eager_mask, padded), scores("eager", eager_mask, padded))
     far = np.abs(scores("ours", sdpa_mask, 0) - scores("eager", eager_mask, 0)).max()
     assert (far > 1e-3) == (kept == "static")
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_dropout_and_the_sinks_of_transformers_layers_in_training(monkeypatch):
+    """Which weights were dropped is seen at values that are unit vectors, and handed to the layer of transformers."""
+    torch = pytest.importorskip("torch", reason="pip install 'jattn[parity]'")
+    gpt_oss = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    from jattn.hosts.transformers import attention_interface
+
+    q, (k, v) = normal(B, 4, T, D, dtype=np.float32), normal(2, B, 2, S, D, seed=1, dtype=np.float32)
+    sinks = normal(4, seed=2, dtype=np.float32)
+    padded = np.arange(S) >= np.array([3, 0])[:, None]  # on the left
+    allowed = padded[:, None, None] & (np.arange(S)[None] <= np.arange(T)[:, None] + S - T)
+    additive = np.where(allowed, 0, np.finfo(np.float32).min).astype(np.float32)
+
+    @jax.jit
+    def ours(q, k, v, sinks):
+        drop = {"dropout": 0.25, "dropout_key": jax.random.key(0)}
+        return attention_interface(None, q, k, v, allowed, scaling=0.3, s_aux=sinks, **drop)[0]
+
+    units = np.broadcast_to(np.eye(S, dtype=np.float32), (B, 2, S, S))
+    kept = np.moveaxis(np.asarray(ours(q, k, units, sinks)), 1, 2) != 0
+    assert 0.15 < 1 - kept[np.broadcast_to(allowed, kept.shape)].mean() < 0.35
+    share = torch.tensor(kept / np.float32(0.75))
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, training: x * share if training else x)
+    tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v, sinks)]
+    module = types.SimpleNamespace(num_key_value_groups=2, training=True, sinks=tensors[3])
+    want, _ = gpt_oss.eager_attention_forward(module, *tensors[:3], torch.tensor(additive), scaling=0.3, dropout=0.25)
+    by = normal(*want.shape, seed=5, dtype=np.float32)
+    (want * torch.tensor(by)).sum().backward()
+    out, pull = jax.vjp(ours, q, k, v, sinks)
+    near(out, want.detach().numpy())
+    for got, tensor in zip(pull(by), tensors, strict=True):
+        near(got, tensor.grad.numpy(), ulps=128)
 
 
 def test_the_signature_of_transformers_has_sinks_position_biases_and_dropout():
