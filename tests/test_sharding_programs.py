@@ -428,6 +428,35 @@ def test_on_an_explicit_mesh_gradients_take_several_tiles_and_options_may_be_who
 
 
 @pytest.mark.structure
+def test_eagerly_arrays_on_an_explicit_mesh_take_whole_options_where_no_mesh_is_set():
+    mesh = jax.make_mesh((2, 2), ("batch", "heads"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[1:5])
+    q, *kv = (normal(2, 5, n, 3, seed=i, dtype=np.float32) for i, n in enumerate((4, 2, 2)))
+    here = jax.device_put((q, *kv), NamedSharding(mesh, P("batch", None, "heads")))
+    drawn = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0)}
+    rows = jnp.stack([jnp.arange(5), jnp.arange(5)[::-1]])
+    options = {
+        "key_value_seq_lengths": jnp.array([3, 4]),
+        "query_seq_lengths": np.array([3, 4]),
+        "bias": jnp.asarray(normal(2, 4, 5, 5, dtype=np.float32)),
+        "mask": jnp.asarray(normal(2, 1, 5, 5, dtype=np.float32)) > 0,
+        "sink": jnp.arange(4.0),
+    }
+    positions = {"q_positions": rows, "k_positions": rows, "is_causal": True}
+    for how in [{name: x} for name, x in options.items()] + [positions, drawn]:
+        want, pulled = jax.vjp(lambda *x, how=how: jattn.dot_product_attention(*x, **how), q, *kv)
+        got, pull = jax.vjp(lambda *x, how=how: jattn.dot_product_attention(*x, **how), *here)
+        assert got.sharding.is_equivalent_to(here[0].sharding, 4)
+        np.testing.assert_allclose(got, want, atol=1e-6)
+        for one, wanted in zip(pull(got), pulled(want), strict=True):
+            np.testing.assert_allclose(one, wanted, atol=1e-5)
+    bias, sink = options["bias"], options["sink"]
+    found = [
+        jax.vjp(lambda b, s, x=x: jattn.dot_product_attention(*x, bias=b, sink=s), bias, sink) for x in (here, (q, *kv))
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), *(pull(out) for out, pull in found))
+
+
+@pytest.mark.structure
 def test_saved_names_spare_a_second_round():
     mesh, (x, *_) = mesh_of(8, "seq"), blocks(8)
     kept = NamedSharding(mesh, P(None, "seq"))

@@ -5,6 +5,7 @@ splits into [Hkv, G], G = H / Hkv, and nothing is repeated in memory.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -70,15 +71,22 @@ def _vmap(f: Callable[..., Any], in_axes: tuple[Any, ...]) -> Callable[..., Any]
         parts = zip(own, prefix.flatten_up_to(xs), strict=True)
         axes = [axis for axis, part in parts for _ in jax.tree.leaves(part)]
         mapped = [(n, axis, jax.typeof(leaves[n]).sharding) for n, axis in enumerate(axes) if axis is not None]
-        cut = [(sharding, sharding.spec[axis]) for _, axis, sharding in mapped if sharding.spec[axis] is not None]
+        cut = [(n, sharding.spec[axis]) for n, axis, sharding in mapped if sharding.spec[axis] is not None]
         for n, axis, sharding in mapped if cut else ():
             if sharding.spec[axis] is None:
                 like, name = cut[0]
                 spec = jax.sharding.PartitionSpec(*sharding.spec[:axis], name, *sharding.spec[axis + 1 :])
-                leaves[n] = jax.sharding.reshard(leaves[n], like.update(spec=spec))
+                leaves[n] = _cut(leaves[n], leaves[like], spec)
         return jax.vmap(f, in_axes)(*jax.tree.unflatten(tree, leaves))
 
     return alike
+
+
+@partial(jax.jit, static_argnums=2, keep_unused=True)
+def _cut(x: jax.Array, like: jax.Array, spec: jax.sharding.PartitionSpec) -> jax.Array:
+    """x, cut on the mesh of `like`. An argument, even unused, tells a program its devices where `jax.set_mesh` does
+    not: a type names the axes of a mesh alone."""
+    return jax.sharding.reshard(x, jax.typeof(like).sharding.update(spec=spec))
 
 
 def sink_per_head(caller: str, sink: Any, heads: int, axis: str = "H", name: str = "sink") -> jax.Array:

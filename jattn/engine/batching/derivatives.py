@@ -20,13 +20,18 @@ from jattn.engine.batching.primitive import abstract, batched_call, batched_call
 from jattn.engine.batching.vmap import Vmapped, batching_rule, example_type, examples_first
 
 
-def _instantiate(x: Any) -> Any:
-    return _zeros(x.aval) if type(x) is ad.Zero else x
+def _instantiate(x: Any, beside: Leaves) -> Any:
+    """x, zeros where it is a symbol of them; on an explicit mesh, on the devices of the arrays beside it."""
+    if type(x) is not ad.Zero:
+        return x
+    aval: Any = x.aval
+    return _zeros(aval) if aval.sharding.mesh.empty else _zeros(aval, *beside)
 
 
-@partial(jax.jit, static_argnums=0, inline=True)
-def _zeros(aval: Any) -> jax.Array:
-    """A program without arguments: made eagerly, zeros would be moved to the device, which a transfer guard refuses."""
+@partial(jax.jit, static_argnums=0, inline=True, keep_unused=True)
+def _zeros(aval: Any, *_: jax.Array) -> jax.Array:
+    """A program: made eagerly, zeros would be moved to the device, which a transfer guard refuses. Its arguments
+    tell it the devices of a mesh that `jax.set_mesh` does not name."""
     return ad.instantiate_zeros(ad.Zero(aval))
 
 
@@ -52,7 +57,7 @@ def _tangent_of(fun: BatchedFunction, argnums: tuple[int, ...]) -> BatchedFuncti
 def _jvp_rule(primals: Leaves, tangents: Leaves, *, fun: BatchedFunction) -> tuple[list[Any], list[Any]]:
     argnums = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
     if set(argnums) <= fun.linear_argnums:  # then its derivative is itself
-        dots = [_instantiate(tangents[i]) if i in fun.linear_argnums else x for i, x in enumerate(primals)]
+        dots = [_instantiate(tangents[i], primals) if i in fun.linear_argnums else x for i, x in enumerate(primals)]
         return _named_call(fun, primals), batched_call(fun, *dots)
     xs = [*primals, *(tangents[i] for i in argnums)]
     if fun.tangent_function(argnums) is None:
@@ -81,7 +86,7 @@ def _transpose_rule(cts: Leaves, *operands: Any, fun: BatchedFunction) -> list[A
         must = "attention must be linear in what it is transposed by, as it is in v alone"
         got = {f"operand {i}": aval for i, aval in zip(argnums, avals, strict=True)}
         _errors.fail(ValueError, "linear_transpose", must, "Take the derivative at a point: jax.vjp.", **got)
-    cts = list(map(_instantiate, cts))
+    cts = [_instantiate(ct, kept) for ct in cts]
     if fun.tangent_function(argnums) is None:
         transposed = fun.transpose_function(argnums, shapes, len(operands), len(cts))
         out = iter(batched_call(transposed, *kept, *cts))
