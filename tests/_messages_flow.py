@@ -2,6 +2,7 @@
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
 import dataclasses
+import inspect
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jattn import flow
+from jattn import console, flow
+
+BAR = "Write on_progress(steps taken, steps), or: with jattn.console.progress(title) as on_progress."
 
 
 def ones(*shape, dtype=np.float32):
@@ -263,7 +266,8 @@ FLOW = [
     (traced(lambda: followed_in_pieces(jax.sharding.AxisType.Auto)()), ValueError, "integrate: params must be the same on all devices of a jax.shard_map, got params that differ along d. Call it outside, of global arrays, or give jax.shard_map check_vma=False."),
     (lambda: followed_in_pieces(jax.sharding.AxisType.Explicit)(), ValueError, "integrate: params must not be cut along explicit axes of a mesh, got params cut along d. Pass them whole, jax.sharding.reshard(x, jax.P()), or on a mesh of automatic axes."),
     (followed([1.0], observe=3), TypeError, "integrate: observe must be a function, got observe of type int. Write observe(now) -> a pytree of arrays."),
-    (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=1, on_progress=3), TypeError, "run_in_parts: on_progress must be a function, got on_progress of type int. Write on_progress(steps taken, steps)."),
+    (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=1, on_progress=3), TypeError, f"run_in_parts: on_progress must be a function, got on_progress of type int. {BAR}"),
+    (lambda: flow.run_in_parts(lambda x: x, jnp.ones(()), optax.sgd(0.1), 3, every=1, on_progress=console.progress), TypeError, f"run_in_parts: on_progress must take two numbers, got on_progress with the arguments {inspect.signature(console.progress)}. {BAR}"),
     (recorded(observe=3), TypeError, "recorder: observe must be a function, got observe of type int. Write observe(*args) -> arrays by name."),
     (lambda: flow.loss_of(3, OBJECTIVE), TypeError, f"loss_of: read must be a function, got read of type int. {READ}"),
     (lambda: flow.watch(_read, 3, 0), TypeError, "watch: objective must be a function, got objective of type int. Pass a loss on Steps, as cross_entropy(0)."),

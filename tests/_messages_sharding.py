@@ -162,6 +162,8 @@ SHARDING = [
     (over(spec=P("seq", "seq")), ValueError, "attention: spec must name an axis once, got spec P('seq', 'seq'). Give each axis one of its own."),
     (named(spec=P(None, "seq")), ValueError, "attention: spec must name each explicit mesh axis that q is sharded over, got q float32[2@data,4,2,5] and spec P(None, 'seq'). Name it in spec, or apply jax.sharding.reshard before."),
     (over(mesh=jax.sharding.AbstractMesh((8,), ("seq",))), ValueError, "attention: mesh must be one of devices, or q, k and v arrays that are sharded over one, got mesh of type AbstractMesh. Pass what jax.make_mesh returns, or call it under jax.set_mesh."),
+    (over(scheme=sharding.plan), TypeError, f"attention: scheme must take q, k, v and the options of attention, got scheme with the arguments T, S, heads, kv_heads, head_dim, dtype, devices, flops_per_second, bandwidth, mask. {OWN}"),
+    (over(scheme=sharding.attention), TypeError, f"attention: scheme must take q, k, v and the options of attention, got scheme with the arguments q, k, v, mesh, spec, scheme, mask, score, sink, scale, q_positions, k_positions, return_lse. {OWN}"),
     (over(scheme="ring"), TypeError, f"attention: scheme must be a function, got scheme of type str. {OWN}"),
     (over(scheme=functools.partial(sharding.ring, mask=masks.causal())), TypeError, f"attention: scheme must not hold options of its own, got scheme with mask. {OWN}"),
     (over(k=ones(T, 2, D)), ValueError, "attention: k must have the axes [*B, S, Hkv, D], got k [8, 2, 5]. Give all three the same batch axes."),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import _errors, masks, scores
+from jattn._types import ScoreModifier
 from jattn._values import trace
 from jattn.masks import Mask
 
@@ -223,7 +224,8 @@ def validate_score(caller: str, score: Any, dtype: Any) -> None:
 
 def _score_jaxpr(caller: str, score: Any, dtype: Any) -> Any:
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
-    _errors.called(caller, "score", scores.Score, score, "score must take three scalars", "score=")
+    for made in (scores.Score, ScoreModifier):
+        _errors.called(caller, "score", made, score, "score must take three scalars", "score=")
     _errors.takes(caller, "score", score, 3, remedy)
     i, x = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), dtype)
     with _errors.traced(caller, "score"):

@@ -68,7 +68,8 @@ def run_in_parts(
     """
     every = _errors.count("run_in_parts", "every", every, least=1)
     if on_progress is not None:
-        _errors.function("run_in_parts", "on_progress", on_progress, "Write on_progress(steps taken, steps).")
+        remedy = "Write on_progress(steps taken, steps), or: with jattn.console.progress(title) as on_progress."
+        _errors.takes("run_in_parts", "on_progress", on_progress, 2, remedy, "numbers")
     rule, params, looks = validate("run_in_parts", loss, params, optimizer, steps, data, observe, at, track)
     steps = int(steps)
     run_state = _begin(rule, params, state, data)

@@ -261,7 +261,8 @@ def compose(*scores: ScoreModifier) -> ScoreModifier:
     """
     remedy = "Write f(score, q_position, k_position) -> score on scalars; the library maps it."
     for f in scores:
-        _errors.called("compose", "score", Score, f, "score must take three scalars")
+        for kind in (Score, ScoreModifier):
+            _errors.called("compose", "score", kind, f, "score must take three scalars")
         _errors.takes("compose", "score", f, 3, remedy)
     made = Composed(scores)
     return made if all(isinstance(f, Score) for f in scores) else functools.partial(_of_functions, made)

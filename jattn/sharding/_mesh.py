@@ -1,6 +1,8 @@
 """A mesh and specs in place of a hand-written `jax.shard_map`; and the order of rows that balances causal work."""
 
+import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
@@ -242,6 +244,13 @@ def _without_partial(caller: str, scheme: Any) -> Scheme:
     if not callable(scheme):
         got = {"scheme": f"of type {type(scheme).__name__}"}
         _errors.fail(TypeError, caller, "scheme must be a function", remedy, **got)
+    with contextlib.suppress(ValueError):  # some that are written in C do not say what they take
+        signature = inspect.signature(scheme)
+        try:
+            signature.bind("q", "k", "v", mask=None, score=None, return_lse=False, axis_name="")
+        except TypeError:
+            got = {"scheme": f"with the arguments {', '.join(signature.parameters)}"}
+            _errors.fail(TypeError, caller, "scheme must take q, k, v and the options of attention", remedy, **got)
     return cast(Scheme, scheme)
 
 
