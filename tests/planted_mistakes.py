@@ -162,8 +162,8 @@ plant("a bias reshaped where it should be transposed", TILE, "(a.T if transposed
       "(a.reshape(a.shape[::-1]) if transposed and", OF_LSE, SECOND)
 plant("a key that pads the last tile is allowed", TILE, "tile.k_axis.numbers < plan.S", "tile.k_axis.numbers <= plan.S",
       IN_TILES)
-plant("small tiles for masks that fill large ones", SCHEDULE, "fewer > tuning.SMALL_TILE_SHARE * pairs",
-      "fewer < tuning.SMALL_TILE_SHARE * pairs", "tiles.py::test_a_narrow_mask_has_small_tiles_on_a_cpu")
+plant("small tiles for masks that fill large ones", SCHEDULE, "fewer <= tuning.SMALL_TILE_SHARE * visited",
+      "fewer > tuning.SMALL_TILE_SHARE * visited", "tiles.py::test_a_narrow_mask_has_small_tiles_on_a_cpu")
 plant("the last tile, padded, taken for full", SCHEDULE, "whole = k.first + (plan.k_tile - 1) < plan.S",
       "whole = k.first < plan.S", IN_TILES)
 plant("masked tiles taken from the start of the list", SCHEDULE, "(0, len(visits.lists[0]))", "(0, 0)",

@@ -32,7 +32,7 @@ from PIL import Image
 from scipy.spatial import ConvexHull
 
 from jattn import _picture_inputs, figures, flow, page
-from jattn.figures import _canvas
+from jattn.figures import _canvas, _save
 
 WEIGHTS = np.array([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]])
 ROWS, WORDS = ["bank", "the"], ["river", "money", "the"]
@@ -794,7 +794,7 @@ def test_vector_files_of_256_tokens_are_small(tmp_path):
     plain = io.BytesIO()
     made["tiles"].savefig(plain, format="svg", dpi=150)
     large = plain.getvalue()
-    small = _canvas._IMAGE.sub(_canvas._with_palette, large)
+    small = _save._IMAGE.sub(_save._with_palette, large)
     assert len(small) < 0.85 * len(large)
     opened = [[Image.open(io.BytesIO(base64.b64decode(x))) for x in re.findall(PNG, file)] for file in (small, large)]
     assert opened[0]

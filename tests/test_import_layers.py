@@ -46,7 +46,7 @@ LAYERS = {
 LAYERS_WITHIN = {  # of each package, the layers of its files and folders, lowest first; __init__ is above them all
     "arguments": [["options"], ["heads"]],
     "cache": [["_store"], ["_buffers", "_validate"], ["_pages"], ["_append", "_decode"], ["_attention"]],
-    "console": [["_grid", "_progress"], ["_views"]],
+    "console": [["_grid", "_progress", "_save"], ["_views"]],
     "engine": [
         ["tuning"],
         ["batching", "plan"],
@@ -67,7 +67,7 @@ LAYERS_WITHIN = {  # of each package, the layers of its files and folders, lowes
         ["support"],
         ["report"],
     ],
-    "figures": [["_canvas"], ["_effects", "_plane", "_signed", "_tiles", "_weights"], ["_time"]],
+    "figures": [["_canvas", "_save"], ["_effects", "_plane", "_signed", "_tiles", "_weights"], ["_time"]],
     "flow": [
         ["_closed", "_looks", "_margins", "_measures"],
         ["_paths", "_pulls"],

@@ -12,7 +12,8 @@ except ImportError:
 
 from jattn.console._grid import bars, heatmap, vectors
 from jattn.console._progress import progress
-from jattn.console._views import arrows, conserved, ranked, save, sparklines, tiles, why
+from jattn.console._save import save
+from jattn.console._views import arrows, conserved, ranked, sparklines, tiles, why
 
 __all__ = [
     "arrows",

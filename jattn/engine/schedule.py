@@ -168,16 +168,14 @@ def tiles_for_mask(plan: Plan, x: Operands) -> Plan:
     small = dataclasses.replace(plan, q_tile=q_tile, k_tile=k_tile)
     if small.q_tiles * small.k_tiles > tuning.MOST_SMALL_TILES or min(plan.q_tile, plan.k_tile) <= tuning.SMALL_TILE:
         return plan
-    pairs, fewer = visited_pairs(plan, x), visited_pairs(small, x)
-    if pairs is None or fewer is None or fewer > tuning.SMALL_TILE_SHARE * pairs:
-        return plan
-    return small
-
-
-def visited_pairs(plan: Plan, x: Operands) -> int | None:
-    """How many pairs the visited tiles hold; None where only the running program knows."""
     states = block_states(plan, x)
-    return None if isinstance(states, jax.Array) else int((states != EMPTY).sum()) * plan.q_tile * plan.k_tile
+    if isinstance(states, jax.Array):  # known when the program runs
+        return plan
+    visited, full = ((states >= least).sum() * plan.q_tile * plan.k_tile for least in (PARTIAL, FULL))
+    if full > tuning.SMALL_TILE_SHARE * visited:  # no smaller tile leaves these out: the mask is not asked again
+        return plan
+    fewer = (block_states(small, x) != EMPTY).sum() * q_tile * k_tile
+    return small if fewer <= tuning.SMALL_TILE_SHARE * visited else plan
 
 
 # Loops.

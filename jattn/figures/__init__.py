@@ -20,9 +20,9 @@ except ImportError:
     _errors.missing("figures", "matplotlib", "figures")
 
 from jattn._picture_inputs import RunLike
-from jattn.figures._canvas import save
 from jattn.figures._effects import effects
 from jattn.figures._plane import Background, Field, PlaneOptions, path
+from jattn.figures._save import save
 from jattn.figures._signed import conserved, why
 from jattn.figures._tiles import blocks, tiles
 from jattn.figures._time import animate, training

@@ -146,7 +146,15 @@ def plan(
       >>> jattn.sharding.LINKS["TPU v5e"].bandwidth  # 400 GB/s, over four links, both ways
       50000000000.0
     """
-    layer = _validated(T, S, heads, kv_heads, head_dim, dtype, devices, flops_per_second, bandwidth, mask)
+    sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
+    T, S, H, Hkv, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
+    group_size("plan", H, Hkv, "heads must be a multiple of kv_heads", heads=str(H), kv_heads=str(Hkv))
+    e = _errors.dtype("plan", dtype, "Give the dtype of q, k and v, as in dtype='bfloat16'.").itemsize
+    F, W = _rate("flops_per_second", flops_per_second), _rate("bandwidth", bandwidth)
+    if mask is not None:
+        mask = of_shards("plan", mask)
+        mask.validate("plan", T, S, True)
+    layer = _Layer(T, S, H, Hkv, D, P, e, F, W, mask)
     costs = [*_rings(layer), _all_to_all(layer), _gather(layer), *_tree(layer), *_rings_of_all_to_all(layer)]
     possible = [c for c in costs if not c.why_not]
     return Comparison(tuple(costs), min(possible, key=lambda c: c.seconds).scheme if possible else "none")
@@ -253,33 +261,16 @@ class _Traffic(NamedTuple):
     gradient_sent: int
 
 
-def _validated(
-    T: int,
-    S: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: DTypeLike,
-    devices: int,
-    flops_per_second: float,
-    bandwidth: float,
-    mask: Mask | None,
-) -> _Layer:
-    sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
-    T, S, H, Hkv, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
-    group_size("plan", H, Hkv, "heads must be a multiple of kv_heads", heads=str(H), kv_heads=str(Hkv))
-    e = _errors.dtype("plan", dtype, "Give the dtype of q, k and v, as in dtype='bfloat16'.").itemsize
-    for name, rate in (("flops_per_second", flops_per_second), ("bandwidth", bandwidth)):
-        remedy = "Measure one step on one device, and one transfer between two."
-        if np.ndim(rate) or np.asarray(rate).dtype.kind not in "iuf":
-            got = {name: f"of type {type(rate).__name__}"}
-            _errors.fail(TypeError, "plan", f"{name} must be a real number", remedy, **got)
-        if not rate > 0:
-            _errors.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
-    if mask is not None:
-        mask = of_shards("plan", mask)
-        mask.validate("plan", T, S, True)
-    return _Layer(T, S, H, Hkv, D, P, e, flops_per_second, bandwidth, mask)
+def _rate(name: str, rate: float) -> float:
+    """A number above zero."""
+    remedy = "Measure one step on one device, and one transfer between two."
+    if np.ndim(rate) or np.asarray(rate).dtype.kind not in "iuf":
+        _errors.fail(
+            TypeError, "plan", f"{name} must be a real number", remedy, **{name: f"of type {type(rate).__name__}"}
+        )
+    if not rate > 0:
+        _errors.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
+    return rate
 
 
 def _ring_traffic(layer: _Layer, R: int, orders: Any, kv: int) -> _Traffic:
