@@ -93,7 +93,7 @@ class _Kernel(NamedTuple):
 
     exp: Callable[[jax.Array], jax.Array]
     transposes: dict[int, tuple[jax.Array, jax.Array]]
-    """What `standing` made, by its id, beside what it was made of."""
+    """What `remembered_transpose` made, by its id, beside what it was made of."""
     sums: dict[int, tuple[jax.Array, jax.Array, jax.Array]]
     """What `sum_of` made, by its id, beside its terms."""
 
@@ -132,8 +132,8 @@ def sum_of(x: jax.Array, y: jax.Array) -> jax.Array:
 def added(x: jax.Array, y: jax.Array) -> jax.Array:
     """x + y; in a kernel term by term, if `sum_of` made y.
 
-    So a product of matrices may start from what it is added to, where that lies: Triton makes one of x + a·b, and not
-    of x + (a·b + c·d).
+    A product of matrices can then accumulate into x in place: Triton does so for x + a·b, and not for
+    x + (a·b + c·d).
     """
     kernel = _in_kernel.get()
     if kernel is None or id(y) not in kernel.sums:
@@ -142,10 +142,10 @@ def added(x: jax.Array, y: jax.Array) -> jax.Array:
     return added(added(x, first), second)
 
 
-def standing(x: jax.Array) -> jax.Array:
+def remembered_transpose(x: jax.Array) -> jax.Array:
     """The transpose of what a kernel reads, which remembers x.
 
-    The compiler of a TPU makes every transpose that it is told of, also one that is undone, or that a product could do
+    The compiler of a TPU computes every transpose in a program, also one that is undone, or that a product could do
     without: where x is wanted, `transpose` and `tile.dot` take x itself.
     """
     kernel = _in_kernel.get()
@@ -155,21 +155,21 @@ def standing(x: jax.Array) -> jax.Array:
     return found
 
 
-def lying(x: jax.Array) -> jax.Array | None:
-    """What x is the transpose of, if `standing` made it."""
+def untransposed(x: jax.Array) -> jax.Array | None:
+    """What x is the transpose of, if `remembered_transpose` made it."""
     kernel = _in_kernel.get()
     return kernel.transposes[id(x)][1] if kernel is not None and id(x) in kernel.transposes else None
 
 
 def transpose(x: jax.Array) -> jax.Array:
-    found = lying(x)
+    found = untransposed(x)
     return x.T if found is None else found
 
 
-def as_it_lies(f: Callable[..., jax.Array], x: jax.Array, *others: jax.Array) -> jax.Array:
+def before_transpose(f: Callable[..., jax.Array], x: jax.Array, *others: jax.Array) -> jax.Array:
     """f(x, *others), entry by entry, computed of the transposes if x is one."""
-    found = lying(x)
-    return f(x, *others) if found is None else standing(f(found, *map(transpose, others)))
+    found = untransposed(x)
+    return f(x, *others) if found is None else remembered_transpose(f(found, *map(transpose, others)))
 
 
 class Settings(NamedTuple):

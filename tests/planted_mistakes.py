@@ -153,7 +153,7 @@ plant("a block of queries too few", "jattn/masks/_chosen.py", "q.highest // self
 
 # Tiles and the forward pass.
 
-plant("the queries not scaled", TILE, "scaled = as_it_lies(lambda q: q * scale, q)",
+plant("the queries not scaled", TILE, "scaled = before_transpose(lambda q: q * scale, q)",
       "scaled = q * (0 * scale + 1)",
       "one_head.py::test_the_scale_is_one_over_the_root_of_the_width_unless_given")
 plant("one over the width for a scale, not its root", ATTEND, "x.q.shape[1] ** -0.5", "1 / x.q.shape[1]",
@@ -249,7 +249,7 @@ plant("positions of many heads that wrap", "jattn/arguments/heads.py", "_errors.
       "\n", "messages.py::test_each_refusal_is_word_for_word")
 plant("a dropped cotangent of lse", BACKWARD, DLSE, DLSE.replace("dlse ", ""), OF_LSE)
 plant("a missing scale in dq", BACKWARD, "(dq if scale_last else dq * scale)", "dq", SECOND)
-plant("a missing scale in dk", BACKWARD, "else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))",
+plant("a missing scale in dk", BACKWARD, "else tiles.dot(ds, before_transpose(lambda q: q * scale, q))",
       "else tiles.dot(ds, q)", SECOND)
 plant("the scale twice in its own cotangent", BACKWARD, "jnp.sum(dq * transpose(q))",
       "jnp.sum(dq * (q * scale).T)", SECOND)
@@ -686,7 +686,7 @@ plant("cuDNN given a query whose logits are all far below 0", LIBRARY, "(jnp.abs
 plant("a gradient of odd lengths handed to cuDNN", LIBRARY, "(x.bias is None and not isinstance(fun, Backward))",
       "x.bias is None", "cudnn.py::test_a_gradient_of_odd_lengths_is_refused[7-7]")
 plant("cuDNN given what is not finite", "jattn/engine/batching/primitive.py",
-      "kernel.holds(xs, ys), lambda *_: ys, lambda", "True, lambda *_: ys, lambda",
+      "kernel.holds(xs, ys), lambda *_: ys, loops", "True, lambda *_: ys, loops",
       "cudnn.py::test_what_is_not_finite_runs_as_loops")
 
 # Values.

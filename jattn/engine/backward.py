@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import after, as_it_lies, is_half, transpose, zero_nonfinite_rows
+from jattn._numerics import after, before_transpose, is_half, transpose, zero_nonfinite_rows
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import Operand
@@ -177,7 +177,7 @@ def backward_tile(
         if scale_last:
             dk = tiles.dot(ds, q)
         else:
-            dk = tiles.dot(ds, q) * scale if is_half(q) else tiles.dot(ds, as_it_lies(lambda q: q * scale, q))
+            dk = tiles.dot(ds, q) * scale if is_half(q) else tiles.dot(ds, before_transpose(lambda q: q * scale, q))
         dk = dk if k_nonfinite is None else jnp.where(k_nonfinite, 0, dk)
     return Operands(
         q=None if fields["q"] is None else (dq if scale_last else dq * scale),

@@ -54,7 +54,7 @@ def heads_at_once(fun: Forward, platform: str, levels: BatchLevels, avals: Seque
     return FiniteKernel(
         lambda *xs: attend_at_once(fun, levels, heads, xs),
         lambda xs, ys: _all_finite(*ys),
-        lying=lambda xs: moved(xs, first, behind_rows),
+        in_memory_order=lambda xs: moved(xs, first, behind_rows),
         ordered=lambda xs: moved(xs, behind_rows, first),
     )
 

@@ -19,11 +19,11 @@ from jattn._numerics import (
     below,
     exp,
     finite_or_zero,
-    lying,
     nan_where,
     nonfinite_rows,
-    standing,
+    remembered_transpose,
     sum_of,
+    untransposed,
     zero_nonfinite_rows,
 )
 from jattn.engine import tile as tiles
@@ -311,16 +311,18 @@ def logits_and_tangents(
     """The logits of a tile, as `tile.logits` makes them, and their tangents."""
 
     tangents = {name: getattr(tile_dot, name) for name in LOGIT_INPUTS}
-    transposed = [name for name in ("q", "k") if tangents[name] is not None and lying(tangents[name]) is not None]
+    given = {name: untransposed(tangents[name]) for name in ("q", "k") if tangents[name] is not None}
+    transposed = [name for name, x in given.items() if x is not None]
 
     def logits(active: dict[str, Any]) -> jax.Array:
-        active = active | {name: standing(active[name]) for name in transposed}
+        active = active | {name: remembered_transpose(active[name]) for name in transposed}
         return tiles.logits(plan, merge_active(tile, active), allowed, **how)
 
-    def lain(fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | {name: lying(fields[name]) for name in transposed}
+    def as_given(fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | {name: untransposed(fields[name]) for name in transposed}
 
-    found: tuple[jax.Array, jax.Array] = jax.jvp(logits, (lain(active_fields(tile_dot, tile)),), (lain(tangents),))
+    found: tuple[jax.Array, jax.Array]
+    found = jax.jvp(logits, (as_given(active_fields(tile_dot, tile)),), (as_given(tangents),))
     return found
 
 

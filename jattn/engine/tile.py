@@ -15,15 +15,15 @@ import jax.numpy as jnp
 from jattn._numerics import (
     HIDDEN,
     after,
-    as_it_lies,
+    before_transpose,
     below,
     is_half,
-    lying,
     nan_where,
     nonfinite_rows,
     of_first_example,
     sum_of,
     transpose,
+    untransposed,
     zero_nonfinite_rows,
 )
 from jattn.engine.batching import slice_of
@@ -147,11 +147,11 @@ def dot(a: jax.Array, b: jax.Array, *, over: tuple[int, int] = (1, 0)) -> jax.Ar
     are exact in float32. A factor of float32 beside one of bfloat16 is the sum of two of bfloat16, of 8 bits each; as
     one in TF32 it would keep 11. `jax.default_matmul_precision("bfloat16")` makes it one of bfloat16.
     """
-    a_lying, b_lying = lying(a), lying(b)
-    if a_lying is not None and over[0] == 0:
-        a, over = a_lying, (1, over[1])
-    if b_lying is not None:
-        b, over = b_lying, (over[0], 1 - over[1])
+    a_source, b_source = untransposed(a), untransposed(b)
+    if a_source is not None and over[0] == 0:
+        a, over = a_source, (1, over[1])
+    if b_source is not None:
+        b, over = b_source, (over[0], 1 - over[1])
     dims = (((over[0],), (over[1],)), ((), ()))
     if a.dtype == b.dtype:
         return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32 if is_half(a) else None)
@@ -183,7 +183,7 @@ def products(q: jax.Array, k: jax.Array, scale: jax.Array, *, transposed: bool =
     """
     if is_half(q):
         return (dot(k, q.T) if transposed else dot(q, k.T)) * scale
-    scaled = as_it_lies(lambda q: q * scale, q)
+    scaled = before_transpose(lambda q: q * scale, q)
     return dot(k, transpose(scaled)) if transposed else dot(scaled, k.T)
 
 

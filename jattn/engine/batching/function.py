@@ -167,10 +167,10 @@ class FiniteKernel(NamedTuple):
 
     run: Callable[..., list[jax.Array]]
     holds: Callable[..., jax.Array]
-    lying: Callable[[Leaves], Leaves] = list
-    """The operands with their axes as they lie in memory, where the loops alone need them in another order."""
+    in_memory_order: Callable[[Leaves], Leaves] = list
+    """The operands with their axes in the order of memory, where the loops alone need them in another order."""
     ordered: Callable[[Leaves], Leaves] = list
-    """Back again: xs = ordered(lying(xs))."""
+    """Back again: xs = ordered(in_memory_order(xs))."""
 
 
 Kernel: TypeAlias = Callable[..., list[jax.Array]] | FiniteKernel

@@ -41,12 +41,12 @@ def _run_kernel(kernel: Kernel, fun: BatchedFunction, *xs: Any) -> list[jax.Arra
     if not isinstance(kernel, FiniteKernel):
         return list(kernel(*xs))
     ys = kernel.run(*xs)
-    # Handed over as they lie, they are copied for the loops alone.
-    return list(
-        jax.lax.cond(
-            kernel.holds(xs, ys), lambda *_: ys, lambda *xs: run_jitted(fun, *kernel.ordered(xs)), *kernel.lying(xs)
-        )
-    )
+
+    def loops(*xs: Any) -> list[jax.Array]:
+        return run_jitted(fun, *kernel.ordered(xs))
+
+    # In the order of memory they are passed without a copy: the loops alone make one.
+    return list(jax.lax.cond(kernel.holds(xs, ys), lambda *_: ys, loops, *kernel.in_memory_order(xs)))
 
 
 @partial(jax.jit, static_argnames="fun")

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn._numerics import as_it_lies, is_half, standing
+from jattn._numerics import before_transpose, is_half, remembered_transpose
 from jattn.engine import tuning
 from jattn.engine.backward import Backward, backward_tile
 from jattn.engine.batching import BatchLevels, Operand
@@ -153,7 +153,7 @@ class Pullback:
         """
         x, rows, dout, g, live = operands
         if not is_half(dout):  # in 16 bits it is finite: times a weight of 0 it is 0
-            dout = as_it_lies(lambda dout, live: jnp.where(live > 0, dout, 0), dout, standing(live))
+            dout = before_transpose(lambda dout, live: jnp.where(live > 0, dout, 0), dout, remembered_transpose(live))
         w = recomputed(self.call, x, rows, i, j, masked, finite)
         captured = tuple(
             c
@@ -163,7 +163,7 @@ class Pullback:
         )
         w = w._replace(tile=w.tile._replace(captured=captured))
         if active.scale is not None:
-            scaled = as_it_lies(lambda q: q * w.tile.scale, wide(self.call.plan, w.tile.q))
+            scaled = before_transpose(lambda q: q * w.tile.scale, wide(self.call.plan, w.tile.q))
             w = w._replace(tile=w.tile._replace(q=scaled, scale=jnp.float32(1)), plain=False)  # rounded otherwise
         plan = dataclasses.replace(self.call.plan, finite=finite)
         return backward_tile(plan, w, active._replace(scale=None), dout, g, scale_last=scale_last)

@@ -14,7 +14,7 @@ import numpy as np
 
 from jattn._jax import ManualAxisType, tpu
 from jattn._jax import pallas as pl
-from jattn._numerics import in_kernel, standing
+from jattn._numerics import in_kernel, remembered_transpose
 from jattn.engine.kernels.distances import offsets_of_tile
 from jattn.engine.kernels.grid import Grid
 from jattn.engine.kernels.kernel import Kernel, Output
@@ -29,7 +29,7 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
     grid, states = kernel.grid, kernel.states
     nonfinite, fetch = kernel.call.nonfinite_tiles(kernel.rows), tiles_to_fetch(states, grid)
     leaves, tree = jax.tree.flatten(kernel.operands)
-    leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else lain(x) for x in leaves]
+    leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else transposed_leaf(x) for x in leaves]
     out = [output_in_memory(kernel, y) for y in kernel.outputs]
 
     def fetched(h: Any, a: Any, b: Any, states_ref: Any, fetch_ref: Any, *_: Any) -> Any:
@@ -70,7 +70,7 @@ def run(kernel: Kernel, *, interpret: bool | tpu.InterpretParams) -> list[jax.Ar
 def output_in_memory(kernel: Kernel, y: Output) -> Leaf:
     """The shape of an output for all heads, and its role, which is reversed where it is kept transposed."""
     local = {"manual_axis_type": ManualAxisType()}  # in jax.shard_map a kernel is lowered as one device sees it
-    shape, role = (y.shape[::-1], y.role[::-1]) if lies_across(y.role, y.shape) else (y.shape, y.role)
+    shape, role = (y.shape[::-1], y.role[::-1]) if is_transposed(y.role, y.shape) else (y.shape, y.role)
     return Leaf(jax.ShapeDtypeStruct((kernel.grid.steps[0], *shape), y.dtype, **local), kernel.grid.kept, role)
 
 
@@ -187,16 +187,16 @@ def products_in() -> str | None:
     return "highest"
 
 
-def lies_across(role: str, shape: Sequence[int]) -> bool:
-    """Whether an array of the role "qd" or "kd" is kept the other way round, as a TPU keeps one of few columns.
+def is_transposed(role: str, shape: Sequence[int]) -> bool:
+    """Whether an array of the role "qd" or "kd" is kept transposed, as a TPU keeps one of few columns.
 
     It fills the last axis of an array up to 128: [rows, 64] would be copied to a kernel, and in twice the bytes.
     """
     return role in ("qd", "kd") and shape[-1] % LANES != 0
 
 
-def lain(leaf: Leaf) -> Leaf:
-    if not lies_across(leaf.role, leaf.array.shape):
+def transposed_leaf(leaf: Leaf) -> Leaf:
+    if not is_transposed(leaf.role, leaf.array.shape):
         return leaf
     return dataclasses.replace(leaf, array=leaf.array.swapaxes(1, 2), role=leaf.role[::-1])
 
@@ -207,12 +207,12 @@ def store(refs: Any, values: Any) -> None:
 
 
 def read(plan: Plan, leaf: Leaf, ref: Any, index: Any, offsets: Any) -> Any:
-    """The block of a leaf, laid along its axes of a transposed tile."""
+    """The block of a leaf, along its axes of a transposed tile."""
     if leaf.role == "o":
         return ref[:, offsets]
     value = ref[index] if leaf.role == "" else ref[...]
     if leaf.role in ("dq", "dk"):
-        return standing(wide(plan, value))
+        return remembered_transpose(wide(plan, value))
     value = value.astype(jnp.int32) if leaf.boolean else value
     value = value.T if leaf.role in ("k", "qk") else value
     return value != 0 if leaf.boolean else value
