@@ -1,6 +1,7 @@
 """What a cache refuses, word for word: rows of the table of test_messages."""
 # ruff: noqa: E501 (a message stands on one line, as it is read)
 
+import jax
 import numpy as np
 
 from jattn import cache, masks
@@ -52,7 +53,10 @@ Q_MAJOR = "Heads stand before tokens: jax.numpy.swapaxes(x, 1, 2) turns [B, T, H
 PLACED = "Say it by positions, as masks.causal, masks.window and masks.where do."
 ROWS = "Pass numbers of rows, as in jax.numpy.array([2])."
 
+LAYERS = jax.tree.map(lambda x: np.stack([x] * 3), made())
+
 CACHE = [
+    (new(LAYERS), ValueError, "append: cache must have the axes that it was made with, got cache.store.k float32[3,2,2,7,5] and cache.length int32[3,2]. Map over a stack of caches, as of layers, with jax.vmap or jax.lax.scan."),
     (lambda: cache.contiguous(B, Hkv, S, D, start=2**31), ValueError, "contiguous: start must be a number that int32 holds, got start 2147483648. Count the tokens from one that is nearer."),
     (lambda: cache.contiguous(0, Hkv, S, D), ValueError, "contiguous: B must be at least 1, got B 0. Pass a Python int of at least 1."),
     (lambda: cache.ring(B, Hkv, D, window=2.0), TypeError, "ring: window must be a whole number, got window of type float. Pass a Python int of at least 1."),

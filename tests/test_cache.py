@@ -604,6 +604,23 @@ def test_a_cache_that_a_compiled_function_closes_over_is_filled_there(kind):
 
 
 @pytest.mark.structure
+def test_a_stack_of_caches_and_what_has_their_structure_are_shown():
+    """Layers, in_axes, shardings and prefixes of a tree: what JAX puts into its messages too."""
+    c = cache.paged(B, Hkv, 4, D, pages=3, page=2)
+    assert repr(c) == f"Paged(B={B}, Hkv={Hkv}, S=4, D={D}, float32)"
+    assert repr(jax.eval_shape(lambda: c)) == repr(c)
+    layers = jax.tree.map(lambda x: jnp.stack([x] * 3), c)
+    assert repr(layers) == f"Paged(k=float32[3,3,{Hkv},2,{D}], length=int32[3,{B}])"
+    axes = jax.tree.map(lambda x: 0, c)
+    assert repr(axes) == "Paged(k=0, length=0)"
+    assert repr(jax.tree.map(lambda x: None, c)) == "Paged(k=None, length=None)"
+    assert repr(dataclasses.replace(axes, store=None)) == "Paged(k=None, length=0)"
+    assert repr(dataclasses.replace(c, table=0)) == f"Paged(k=float32[3,{Hkv},2,{D}], length=int32[{B}])"
+    shown = jax.vmap(lambda c: [c, print(c)][0], in_axes=(axes,))(layers)
+    assert repr(shown) == repr(layers)
+
+
+@pytest.mark.structure
 def test_a_row_that_has_ended_is_left_alone():
     """Rows that append nothing are never full and give zeros."""
     x = normal(B, Hkv, 1, D, dtype=np.float32)

@@ -5,7 +5,7 @@ number n of a row lies in slot n mod C of the row's page n div C, whichever of t
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import max_or_nan
 from jattn._types import AnyArray, Array, Bool, Float, Integer
-from jattn._values import value
+from jattn._values import show, value
 
 
 @value
@@ -71,8 +71,19 @@ class Cache:
         return self.store.C
 
     def __repr__(self) -> str:
-        B, (_, Hkv, _, D) = self.length.shape[0], self.store.k.shape
-        return f"{type(self).__name__}(B={B}, Hkv={Hkv}, S={self.capacity}, D={D}, {self.store.k.dtype})"
+        name, k = type(self).__name__, cast(Any, getattr(self.store, "k", self.store))
+        if not is_one(self):
+            return f"{name}(k={show(k)}, length={show(self.length)})"
+        return f"{name}(B={self.length.shape[0]}, Hkv={k.shape[1]}, S={self.capacity}, D={k.shape[3]}, {k.dtype})"
+
+
+def is_one(cache: Cache) -> bool:
+    """Whether the leaves have the axes that the fields say: those of a stack of caches have more, and `in_axes`, specs
+    and shardings, which come in the structure of a cache, none.
+    """
+    k, table = getattr(cache.store, "k", None), getattr(cache, "table", None)
+    axes = [(k, 4), (cache.length, 1), *([] if table is None else [(table, 2)])]
+    return all(len(getattr(x, "shape", ())) == n for x, n in axes)
 
 
 def empty(caller: str, N: int, C: int, Hkv: Any, D: Any, Dv: Any, dtype: Any) -> Store:

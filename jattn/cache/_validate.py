@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from jattn import _errors
 from jattn._types import Array, Integer
-from jattn.cache._store import Cache
+from jattn._values import show
+from jattn.cache._store import Cache, is_one
 
 
 def shape_of(caller: str, cache: Any, name: str = "cache") -> tuple[int, int, int, int]:
@@ -15,6 +16,10 @@ def shape_of(caller: str, cache: Any, name: str = "cache") -> tuple[int, int, in
         got = {name: f"of type {type(cache).__name__}"}
         remedy = "Make one with jattn.cache: contiguous, ring or paged."
         _errors.fail(TypeError, caller, f"{name} must be a cache", remedy, **got)
+    if not is_one(cache):
+        remedy = "Map over a stack of caches, as of layers, with jax.vmap or jax.lax.scan."
+        got = {f"{name}.store.k": show(cache.store.k), f"{name}.length": show(cache.length)}
+        _errors.fail(ValueError, caller, f"{name} must have the axes that it was made with", remedy, **got)
     (_, Hkv, _, D), Dv = cache.store.k.shape, cache.store.v.shape[3]
     return cache.length.shape[0], Hkv, D, Dv
 
