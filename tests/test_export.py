@@ -190,6 +190,33 @@ def test_a_prompt_of_any_length_is_appended_to_a_cache_and_attended_by_one_progr
         jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.parametrize("kind", ["contiguous", "ring", "paged"])
+def test_a_step_that_takes_and_returns_a_cache_is_saved_and_goes_on_where_it_was(kind):
+    """With its gradient; the structure of a cache, with the window of a ring, is part of the program."""
+    c = {
+        "contiguous": lambda: cache.contiguous(2, H, 16, D),
+        "ring": lambda: cache.ring(2, H, D, window=3, chunk=2, dtype="int8"),
+        "paged": lambda: cache.paged(2, H, 16, D, pages=9, page=2),
+    }[kind]()
+
+    @jax.jit
+    def step(c, q, k, v):
+        c = cache.append(c, k, v)
+        return c, cache.attention(q, c)
+
+    xs = [jnp.asarray(normal(2, h, 1, D, seed=i), jnp.float32) for i, h in enumerate((2 * H, H, H))]
+    program = export.deserialize(export.export(step)(c, *xs).serialize(vjp_order=1))
+    a = b = c
+    for _ in range(5):
+        (a, got), (b, want) = program.call(a, *xs), step(b, *xs)
+        assert_close(got, want, ulps=256)
+    np.testing.assert_array_equal(a.store.positions, b.store.positions)
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    assert repr(a) == repr(b)
+    got, want = (jax.grad(lambda q, f=f: f(c, q, *xs[1:])[1].var())(xs[0]) for f in (program.call, step))
+    assert_close(got, want, ulps=256)
+
+
 def test_a_symbolic_width_is_refused_by_name():
     (d,) = symbols("d")
     x = jax.ShapeDtypeStruct((7, d), jnp.float32)

@@ -9,7 +9,7 @@ import numpy as np
 from jattn import _errors
 from jattn._types import Array, Bool, DTypeLike, Integer
 from jattn._values import static, value
-from jattn.cache._store import Cache, empty
+from jattn.cache._store import Cache, empty, serialized
 
 NEVER = int(jnp.iinfo(jnp.int32).min)
 """A position before all others."""
@@ -22,6 +22,7 @@ class _OnePage(Cache):
         return jnp.broadcast_to(jnp.arange(numbers.shape[0], dtype=jnp.int32)[:, None], numbers.shape)
 
 
+@serialized
 @value
 class Contiguous(_OnePage):
     """See `contiguous`."""
@@ -31,6 +32,7 @@ class Contiguous(_OnePage):
         return dataclasses.replace(self, full=self.full | ~fits), jnp.where(fits, n, 0)
 
 
+@serialized
 @value
 class Ring(_OnePage):
     """See `ring`."""

@@ -18,10 +18,11 @@ from jattn._numerics import on_automatic_axes, spec_of
 from jattn._types import Array, ArrayLike, Bool, DTypeLike, Integer
 from jattn._values import value
 from jattn.cache._buffers import _counters
-from jattn.cache._store import Cache, empty
+from jattn.cache._store import Cache, empty, serialized
 from jattn.cache._validate import rows_of, shape_of
 
 
+@serialized
 @value
 class Paged(Cache):
     """See `paged`."""

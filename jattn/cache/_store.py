@@ -4,18 +4,34 @@ A contiguous cache has one page a row, a ring one page a row that follows upon i
 number n of a row lies in slot n mod C of the row's page n div C, whichever of these it is.
 """
 
+import json
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from jattn import _errors
 from jattn._numerics import max_or_nan
 from jattn._types import AnyArray, Array, Bool, Float, Integer
 from jattn._values import show, value
 
+C = TypeVar("C")
 
+
+def serialized(cls: type[C]) -> type[C]:
+    """Lets programs of `jax.export` that take or return such values be saved: their structure is sizes alone."""
+    export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"jattn.cache.{cls.__name__}",
+        serialize_auxdata=lambda sizes: json.dumps(sizes).encode(),
+        deserialize_auxdata=lambda saved: tuple(json.loads(saved)),
+    )
+    return cls
+
+
+@serialized
 @value
 class Store:
     """N pages of C slots, or, with rows and tokens in their place, B · T tokens to be written there."""
