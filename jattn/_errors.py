@@ -69,7 +69,10 @@ def kind(caller: str, name: str, x: jax.Array, wanted: Any, remedy: str) -> None
 def floating(caller: str, **arrays: jax.Array) -> None:
     """Refuses integer, boolean and complex arrays, each by its name."""
     for name, x in arrays.items():
-        kind(caller, name, x, jnp.floating, f"Convert it first: {name}.astype(jax.numpy.float32).")
+        remedy = f"Convert it first: {name}.astype(jax.numpy.float32)."
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):  # whose conversion would leave half of it out
+            remedy = f"Take its real part: {name}.real."
+        kind(caller, name, x, jnp.floating, remedy)
 
 
 def dtype(caller: str, given: Any, remedy: str, *others: Any) -> Any:
@@ -133,6 +136,15 @@ def count(caller: str, name: str, x: Any, *, least: int = 0) -> int:
     if n < least:
         fail(ValueError, caller, f"{name} must be at least {least}", remedy, **{name: str(n)})
     return n
+
+
+def flag(caller: str, name: str, x: Any, remedy: str = "Pass a bool, static in jax.jit.") -> bool:
+    """A bool of Python or NumPy, or an array of one that is known: any other object would count as true or false."""
+    one = isinstance(x, jax.Array | np.ndarray) and x.dtype == np.bool_ and x.ndim == 0 and known(x)
+    if not (isinstance(x, bool | np.bool_) or one):
+        got = "traced" if not known(x) else kind_of(x)
+        fail(TypeError, caller, f"{name} must be True or False", remedy, **{name: got})
+    return bool(read(x)) if one else bool(x)
 
 
 def reals(x: Any) -> np.ndarray | None:

@@ -113,7 +113,7 @@ def dot_product_attention(
       the residual has its gradient and is not rounded to the dtype of key.
 
     Raises:
-      TypeError: a dtype is of the wrong kind.
+      TypeError: a dtype is of the wrong kind; or is_causal or return_residual is no bool.
       ValueError: shapes do not fit; positions are missing where they matter; or an implementation that cannot do
         the call.
 
@@ -131,6 +131,8 @@ def dot_product_attention(
       True
     """
     query, key, value, unbatched = _heads(query, key, value)
+    is_causal = _errors.flag(_CALLER, "is_causal", is_causal)
+    return_residual = _errors.flag(_CALLER, "return_residual", return_residual)
     (B, T, N, _), (_, S, K, _) = query.shape, value.shape
     if implementation not in (None, "loops", "kernel", "interpret", "cudnn"):
         ours = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
@@ -164,7 +166,7 @@ def dot_product_attention(
             own[name] = _Option(heads.per_row(_CALLER, name, lengths, (B,), "[B]", "rows"), (0, None, None))
 
     if scale is not None:
-        scale = options.scale_array(_CALLER, scale)
+        scale = options.scale_array(_CALLER, scale, axis="H")
     one_sided = is_causal or local_window_size is not None
     dependents = options.position_dependents(_CALLER, shared, score, _errors.wide(query, key, value))
     if dependents or (one_sided and (q_positions is None) != (k_positions is None)):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from _inputs import S, T
 
-from jattn import heads, positions
+from jattn import heads, masks, positions
 from jattn.hosts import _attend, transformers
 from jattn.positions import Frequencies, rotary
 
@@ -155,6 +155,7 @@ HEADS = [
     (lens(out=ones(T, 6)), ValueError, "backward_lens: out must have the axes [H, T, Dv], got out [13, 6]. No batch: map with jax.vmap."),
     (lens(unembed=ones(7, 9)), ValueError, "backward_lens: out [H, T, Dv], gradient [H, Dv, E] and unembed [E, V] must agree in H, Dv and E, got out [4, 13, 6] and gradient [4, 6, 8] and unembed [7, 9]. Take all three of one layer."),
     (lambda: heads.multi_head(None, ones(T, 8)), TypeError, f"project: params must be a mapping of arrays by name, got params of type NoneType. {MADE}"),
+    (lambda: heads.multi_head(params() | {"out": ones(4, 2, 8) * 1j}, ones(T, 8)), TypeError, "output: params['out'] must be real numbers, got out complex64[4, 2, 8]. Take the real part: params['out'].real."),
     (lambda: heads.multi_head({"q": ones(8, 4, 2)}, ones(T, 8)), ValueError, f"project: params must hold k and v, got params with q. {MADE}"),
     (attend(more={"q_norm": ones(2)}), ValueError, f"project: params must hold k_norm, got params with k, out, q, q_norm, v. {MADE}"),
     (lambda: heads.output({}, ones(4, T, 2), ones(T, 8)), ValueError, f"output: params must hold out, got params with nothing. {MADE}"),
@@ -195,6 +196,16 @@ def dropping(host, key=None):
     return call
 
 
+def equinox_drops(share=0.5, **options):
+    def call():
+        from jattn.hosts.equinox import MultiheadAttention
+
+        layer = MultiheadAttention(2, 4, dropout_p=share, key=jax.random.key(0))
+        return layer(*(ones(T, 4),) * 3, key=jax.random.key(1), **options)
+
+    return call
+
+
 def of_equinox(query=(T, 4), key_=(S, 4), value=(S, 4), **options):
     def call():
         from jattn.hosts.equinox import MultiheadAttention
@@ -208,7 +219,9 @@ def of_flax(**options):
     def call():
         from jattn.hosts.flax import attention_fn
 
-        return attention_fn(*(ones(2, T, 4, 6),) * 3, **options)
+        return attention_fn(
+            **({"query": ones(2, T, 4, 6), "key": ones(2, T, 4, 6), "value": ones(2, T, 4, 6)} | options)
+        )
 
     return call
 
@@ -249,6 +262,23 @@ HOSTS = [
     (of_rngs, TypeError, "hosts: dropout_rng must be one key, got dropout_rng of type Rngs. Pass a key of jax.random, dropout_rng=jax.random.key(0), or deterministic=True."),
     (of_flax(dropout_rate=0.5, dropout_rng=ones(2)), TypeError, "hosts: dropout_rng must be one key, got dropout_rng float32[2]. Pass a key of jax.random: dropout_rng=jax.random.key(0)."),
     (lambda: of_flax(dropout_rate=0.5, dropout_rng=jax.random.split(jax.random.key(0)))(), TypeError, "hosts: dropout_rng must be one key, got dropout_rng key<fry>[2]. Pass a key of jax.random: dropout_rng=jax.random.key(0)."),
+    (of_flax(query=ones(2, 3, T, 4, 6), key=ones(2, 3, S, 2, 5), value=ones(2, 3, S, 2, 6)), ValueError, "hosts: query and key must agree in their width, got query [2, 3, 13, 4, 6] and key [2, 3, 17, 2, 5]. Project one of them to the width of the other."),
+    (of_flax(query=ones(2, 3, T, 4, 6), key=ones(2, 3, S, 2, 6), value=ones(2, 3, T, 2, 6)), ValueError, "hosts: key and value must agree in their tokens and heads, got key [2, 3, 17, 2, 6] and value [2, 3, 13, 2, 6]. Each key needs its one value."),
+    (alike(value=(2, S, 4, 6)), ValueError, "hosts: key and value must agree in their tokens and heads, got key [2, 17, 2, 6] and value [2, 17, 4, 6]. Each key needs its one value."),
+    (of_flax(query=ones(2, 3, T, 4, 0), key=ones(2, 3, T, 4, 0), value=ones(2, 3, T, 4, 6)), ValueError, "hosts: the width of query and key must be at least 1, got query [2, 3, 13, 4, 0] and key [2, 3, 13, 4, 0]. Give q and k at least one column."),
+    (of_flax(query=ones(2, 3, T, 4, 6) * 1j, key=ones(2, 3, T, 4, 6), value=ones(2, 3, T, 4, 6)), TypeError, "hosts: query must be floating point, got query complex64[2, 3, 13, 4, 6]. Take its real part: query.real."),
+    (of_flax(bias=ones(T, T, dtype=np.int32)), TypeError, "hosts: bias must be floating point, got bias int32[13, 13]. To say which pairs are allowed, pass booleans as mask."),
+    (of_flax(mask=masks.causal), TypeError, "hosts: mask must be a mask or an array, got mask of type function. Call it: mask=jattn.masks.causal(…)."),
+    (of_flax(is_causal="no"), TypeError, "hosts: is_causal must be True or False, got is_causal of type str. Pass a bool, static in jax.jit."),
+    (of_flax(deterministic="no", dropout_rate=0.5), TypeError, "hosts: deterministic must be True or False, got deterministic of type str. Pass a bool, static in jax.jit."),
+    (of_flax(broadcast_dropout=None, dropout_rate=0.5, dropout_rng=jax.random.key(0)), TypeError, "hosts: broadcast_dropout must be True or False, got broadcast_dropout of type NoneType. Pass a bool, static in jax.jit."),
+    (of_flax(dropout_rate=ones(2), dropout_rng=jax.random.key(0)), TypeError, "hosts: dropout_rate must be a real scalar, got dropout_rate float32[2]. Pass one share for all heads."),
+    (of_equinox(mask=ones(S, dtype=bool)), ValueError, "hosts: mask must have the axes [T, S] or [N, T, S], got mask [17]. Of one entry a key make one a pair: mask[None]; map a batch of examples with jax.vmap."),
+    (of_equinox(mask=ones(1, 2, T, S, dtype=bool)), ValueError, "hosts: mask must have the axes [T, S] or [N, T, S], got mask [1, 2, 13, 17]. Of one entry a key make one a pair: mask[None]; map a batch of examples with jax.vmap."),
+    (of_equinox(process_heads=3), TypeError, "hosts: process_heads must be a function, got process_heads of type int. Write f(q, k, v) -> (q, k, v) of [tokens, heads, width]."),
+    (of_equinox(process_heads=lambda q, k, v: (q, k[:3], v)), ValueError, "hosts: key and value must agree in their tokens and heads, got key [3, 2, 2] and value [17, 2, 2]. Each key needs its one value."),
+    (equinox_drops(1), ValueError, "hosts: dropout_p must be at least 0 and less than 1, got dropout_p 1. Give the share of weights to drop; 0 drops none."),
+    (equinox_drops(inference="no"), TypeError, "hosts: inference must be True or False, got inference of type str. Pass a bool, static in jax.jit."),
     (of_flax(module=3), TypeError, "hosts: module must be one of flax, which has sow, got module of type int. Leave it out where nothing is to be kept."),
     (of_flax(rows=ones(2)), TypeError, "hosts: rows must be integer, got rows float32[2]. Rows are numbers of queries: pass whole numbers."),
     (dropping("equinox", 0), TypeError, "hosts: key must be one key, got key of type int. Pass a key of jax.random, key=jax.random.key(0), or inference=True."),
@@ -264,7 +294,7 @@ HOSTS = [
     (interface(None, position_bias=ones(T, T, dtype=bool)), TypeError, "attention_interface: position_bias must be floating point, got position_bias bool[13, 13]. To say which pairs are allowed, pass booleans as attention_mask."),
     (interface(None, scaling="river"), TypeError, "attention_interface: scaling must be an array of numbers in one shape, got scaling of type str. Pass a jax or NumPy array."),
     (interface(None, scaling=ones(4)), TypeError, "attention_interface: scaling must be a real scalar, got scaling float32[4]. Map over several with jax.vmap."),
-    (interface(None, scaling=float("inf")), ValueError, "attention_interface: scaling must be finite, got scaling inf. Leave it out for 1/√D."),
+    (interface(None, scaling=float("inf")), ValueError, "attention_interface: scaling must be finite, got scaling inf. Leave it out for 1/√H."),
     (interface(None, s_aux=ones(3)), ValueError, "attention_interface: s_aux must have the shape [] or [N], got s_aux [3]. Give one logit for all heads, or one a head: N is 4 here."),
     (interface(None, s_aux=ones(4, dtype=np.int32)), TypeError, "attention_interface: s_aux must be floating point, got s_aux int32[4]. Convert it first: s_aux.astype(jax.numpy.float32)."),
     (interface(None, dropout=-0.5), ValueError, "attention_interface: dropout must be at least 0 and less than 1, got dropout -0.5. Give the share of weights to drop; 0 drops none."),

@@ -106,14 +106,18 @@ def _key_remedy(name: str) -> str:
 
 def one_key(caller: str, key: Any, name: str = "dropout_key") -> jax.Array:
     """A key of dropout, of either style, as a key of the new style."""
-    key = _errors.array(caller, name, key)
+    got = _errors.kind_of(key)
+    with contextlib.suppress(TypeError):  # of what is no array of numbers
+        key = _errors.array(caller, name, key)
+        got = f"{key.dtype}{_errors.shape(key)}"
+    if not isinstance(key, jax.Array):
+        _errors.fail(TypeError, caller, f"{name} must be one key", _key_remedy(name), **{name: got})
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
         return key
     if key.dtype == jnp.uint32 and key.ndim == 1:  # of the old style, if it has as many numbers as a key
         with contextlib.suppress(TypeError):
             return jax.random.wrap_key_data(key)
-    got = {name: f"{key.dtype}{_errors.shape(key)}"}
-    _errors.fail(TypeError, caller, f"{name} must be one key", _key_remedy(name), **got)
+    _errors.fail(TypeError, caller, f"{name} must be one key", _key_remedy(name), **{name: got})
 
 
 def tile(caller: str, given: Any) -> tuple[int, int] | None:
@@ -160,11 +164,12 @@ def bias_array(caller: str, bias: Any, name: str = "bias", mask: str = "mask") -
     return bias
 
 
-def scale_array(caller: str, scale: Any, name: str = "scale") -> jax.Array:
-    """What dot products are multiplied by: a real scalar, possibly traced; one of Python or NumPy must be finite."""
+def scale_array(caller: str, scale: Any, name: str = "scale", axis: str = "D") -> jax.Array:
+    """What dot products are multiplied by: a real scalar, possibly traced; one of Python or NumPy must be finite.
+    `axis` is the letter that the caller has for the width of q and k."""
     of_numpy = isinstance(scale, np.ndarray) and scale.ndim == 0 and scale.dtype.kind == "f"
     if (of_numpy or isinstance(scale, float | np.floating)) and not math.isfinite(scale):
-        _errors.fail(ValueError, caller, f"{name} must be finite", "Leave it out for 1/√D.", **{name: str(scale)})
+        _errors.fail(ValueError, caller, f"{name} must be finite", f"Leave it out for 1/√{axis}.", **{name: str(scale)})
     return _errors.scalar(caller, name, scale, "Map over several with jax.vmap.")
 
 

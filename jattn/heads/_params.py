@@ -41,6 +41,10 @@ def fit(caller: str, params: Params, axes: Sequence[str], **known: Any) -> dict[
             spelled, here = (", ".join(x) for x in (letters, (str(lengths.get(axis, axis)) for axis in letters)))
             remedy = ("" if here == spelled else f"That is [{here}] here. ") + "Reshape what comes from elsewhere."
             _errors.fail(ValueError, caller, f"params['{name}'] must be [{spelled}]", remedy, **{name: params[name]})
+        dtype = jnp.result_type(params[name])
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            must, got = f"params['{name}'] must be real numbers", {name: f"{dtype}{_errors.shape(params[name])}"}
+            _errors.fail(TypeError, caller, must, f"Take the real part: params['{name}'].real.", **got)
     return lengths
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jattn import _errors
 from jattn.arguments import heads
-from jattn.arguments.options import one_key, row_numbers
+from jattn.arguments.options import bias_array, one_key, row_numbers
 from jattn.many_heads import dot_product_attention, local_window
 from jattn.masks import Mask, causal, dense, lengths
 from jattn.one_head import weights_of
@@ -54,6 +54,7 @@ def attend_heads(query: Any, key: Any, value: Any, bias: Any = None, mask: Any =
 
 def _one_batch(**arrays: Any) -> tuple[tuple[int, ...], list[jax.Array]]:
     """*B, to which the batch axes of query, key and perhaps value broadcast, and each as [B, tokens, heads, width]."""
+    arrays = {name: _errors.array("hosts", name, x) for name, x in arrays.items()}
     for name, x in arrays.items():
         if x.ndim < 3:
             must, remedy = f"{name} must have the axes [*B, tokens, heads, width]", "Give one head an axis: x[:, None]."
@@ -61,6 +62,15 @@ def _one_batch(**arrays: Any) -> tuple[tuple[int, ...], list[jax.Array]]:
     must, N = "the query heads N must be a multiple of the key heads", arrays["query"].shape[-2]
     for name, x in arrays.items():
         heads.group_size("hosts", N, x.shape[-2], must.replace("key", name), **arrays)
+    _errors.floating("hosts", **arrays)
+    query, key, value = arrays["query"], arrays["key"], arrays.get("value", arrays["key"])
+    if key.shape[-3:-1] != value.shape[-3:-1]:
+        must = "key and value must agree in their tokens and heads"
+        _errors.fail(ValueError, "hosts", must, "Each key needs its one value.", key=key, value=value)
+    if query.shape[-1] != key.shape[-1]:
+        remedy = "Project one of them to the width of the other."
+        _errors.fail(ValueError, "hosts", "query and key must agree in their width", remedy, query=query, key=key)
+    _errors.width("hosts", "the width of query and key", query=query, key=key)
     try:
         batch = jnp.broadcast_shapes(*(x.shape[:-3] for x in arrays.values()))
     except ValueError:
@@ -73,7 +83,8 @@ def _one_batch(**arrays: Any) -> tuple[tuple[int, ...], list[jax.Array]]:
 def _booleans(mask: Any) -> jax.Array:
     """The hosts read a mask by `where`, and flax hands over its own in float32: what is not 0 allows a pair."""
     if callable(mask):
-        got, remedy = {"mask": f"of type {type(mask).__name__}"}, "Make a mask of a function: jattn.masks.where(f)."
+        got = {"mask": f"of type {type(mask).__name__}"}
+        remedy = _errors.call_it(Mask, mask, "Make a mask of a function: jattn.masks.where(f).", "mask=")
         _errors.fail(TypeError, "hosts", "mask must be a mask or an array", remedy, **got)
     mask = _errors.array("hosts", "mask", mask)
     return mask if mask.dtype == jnp.bool_ else mask != 0
@@ -82,7 +93,7 @@ def _booleans(mask: Any) -> jax.Array:
 def _pairs(batch: tuple[int, ...], query: Any, key: Any, bias: Any, mask: Any) -> dict[str, jax.Array]:
     """The bias and the mask, [*B, N, T, S] → [B, N, T, S], the batch left at 1 where it is one for all."""
     (T, N), S = query.shape[1:3], key.shape[1]
-    given = {} if bias is None else {"bias": _errors.array("hosts", "bias", bias)}
+    given = {} if bias is None else {"bias": bias_array("hosts", bias)}
     given |= {} if mask is None else {"mask": _booleans(mask)}
     return {name: folded("hosts", name, x, batch, (N, T, S), "[*B, N, T, S]") for name, x in given.items()}
 

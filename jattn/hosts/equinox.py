@@ -17,6 +17,7 @@ import jax
 
 from jattn import _errors
 from jattn._types import AnyArray, Array, ArrayLike, Bool, Float, Integer, PRNGKey
+from jattn.arguments.options import dropout
 from jattn.hosts._attend import Measured, attend_heads, drops, host, key_of_dropout, measure_heads
 from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
@@ -98,9 +99,11 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         q, k, v = (self._heads(*x) for x in ((self.query_proj, query), (self.key_proj, key_), (self.value_proj, value)))
         if process_heads is not None:
             q, k, v = _processed(process_heads, q, k, v)
+        mask = _mask(mask)
         off = self.dropout.inference if inference is None else inference
-        if not off and drops(self.dropout.p):
+        if drops(self.dropout.p) and not _errors.flag("hosts", "inference", off):
             key = key_of_dropout("key", key, "inference=True")
+            dropout("hosts", self.dropout.p, key, "dropout_p", "key")
             options |= {"dropout_rate": jax.lax.stop_gradient(self.dropout.p), "dropout_key": key}  # as equinox has it
         out = attend_heads(q, k, v, None, mask, **options)
         out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], math.prod(out.shape[1:])))
@@ -122,9 +125,22 @@ def _tokens(name: str, x: Any, projection: Any) -> jax.Array:
     return x
 
 
+def _mask(mask: Any) -> Any:
+    """Of one example: booleans [T, S] or [N, T, S]. Of one axis equinox takes none, and a batch is mapped."""
+    if mask is None or isinstance(mask, Mask) or callable(mask):
+        return mask
+    mask = _errors.array("hosts", "mask", mask)
+    if mask.ndim not in (2, 3):
+        remedy = "Of one entry a key make one a pair: mask[None]; map a batch of examples with jax.vmap."
+        _errors.fail(ValueError, "hosts", "mask must have the axes [T, S] or [N, T, S]", remedy, mask=mask)
+    return mask
+
+
 def _processed(process_heads: ProcessHeads, *heads: jax.Array) -> list[jax.Array]:
     """What process_heads makes of the heads; keys and values may be fewer or more, as of a cache."""
     q, k, v = heads
+    remedy = "Write f(q, k, v) -> (q, k, v) of [tokens, heads, width]."
+    _errors.function("hosts", "process_heads", process_heads, remedy)
     found = process_heads(q, k, v)
     if not isinstance(found, tuple | list) or len(found) != 3:
         must, remedy = "process_heads must return query, key and value", "Return all three: (q, k, v)."

@@ -87,7 +87,7 @@ def attention_fn(
 
     Raises:
       TypeError, ValueError: as `dot_product_attention`; or a precision that JAX does not know; or a module that keeps
-        nothing.
+        nothing; or `deterministic` or `broadcast_dropout` is no bool where weights may be dropped.
       NotImplementedError: an einsum of the caller's own.
 
     Memory: linear in T and S, unless a module keeps the weights; R · S of a head for those of R rows.
@@ -122,6 +122,7 @@ def attention_fn(
         must, remedy = "module must be one of flax, which has sow", "Leave it out where nothing is to be kept."
         _errors.fail(TypeError, "hosts", must, remedy, module=_errors.kind_of(module))
     rows = None if rows is None else chosen_rows(rows)
+    is_causal = _errors.flag("hosts", "is_causal", is_causal)
     given = {"query": query, "key": key, "value": value}
     query, key, value = (_errors.array("hosts", name, x) for name, x in given.items())
     if dtype is None:
@@ -129,8 +130,10 @@ def attention_fn(
     else:
         dtype = _errors.dtype("hosts", dtype, "Pass one of jax.numpy, as in dtype=jax.numpy.float32.")
     query, key, value = (x.astype(dtype) for x in (query, key, value))
-    dropping = not deterministic and drops(dropout_rate)
+    dropping = drops(dropout_rate) and not _errors.flag("hosts", "deterministic", deterministic)
     if dropping:
+        broadcast_dropout = _errors.flag("hosts", "broadcast_dropout", broadcast_dropout)
+        _errors.scalar("hosts", "dropout_rate", dropout_rate, "Pass one share for all heads.")
         dropout_rng = key_of_dropout("dropout_rng", dropout_rng, "deterministic=True")
     options = {"is_causal": is_causal} | (
         {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}

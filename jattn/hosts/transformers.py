@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jattn import _errors, masks, scores
 from jattn._numerics import promoted
@@ -100,7 +99,7 @@ def attention_interface(
         mask, bias = _with_bias(_attention_mask(attention_mask, batch, N, T, S), bias)
     given: dict[str, Any] = {"dropout_rate": dropout, "dropout_key": dropout_key, "score": _cap(softcap)}
     options.dropout(_CALLER, dropout, dropout_key, "dropout")
-    given["scale"] = None if scaling is None else options.scale_array(_CALLER, scaling, "scaling")
+    given["scale"] = None if scaling is None else options.scale_array(_CALLER, scaling, "scaling", "H")
     given["sink"] = None if s_aux is None else heads.sink_per_head(_CALLER, s_aux, N, "N", "s_aux")
     given |= {"q_positions": jnp.arange(S - T, S, dtype=jnp.int32), "k_positions": jnp.arange(S, dtype=jnp.int32)}
     q, k, v = (jnp.moveaxis(x, 1, 2) for x in (query, key, value))
@@ -133,11 +132,7 @@ def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.
 
 def _everywhere(is_causal: Any, sliding_window: int | None, S: int) -> masks.Mask | None:
     """The mask of all heads where no attention_mask is given."""
-    if not isinstance(is_causal, bool | np.bool_):
-        got = {"is_causal": _errors.kind_of(is_causal)}
-        remedy = "Pass a bool, or None for that of the module."
-        _errors.fail(TypeError, _CALLER, "is_causal must be True or False", remedy, **got)
-    if is_causal:
+    if _errors.flag(_CALLER, "is_causal", is_causal, "Pass a bool, or None for that of the module."):
         return masks.causal() if sliding_window is None else masks.window(left=sliding_window - 1, right=0)
     if sliding_window is not None and sliding_window < S:  # transformers itself means w or w − 1 on each side
         must, remedy = "a sliding_window is causal, or in a mask", "Pass is_causal=True, or the attention_mask."
