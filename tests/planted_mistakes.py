@@ -595,8 +595,8 @@ plant("in kernels of the GPU, whether a cotangent fits asked of a cast there and
 plant("in kernels of the GPU, an infinite cotangent of out read in 16 bits", PULLBACK,
       "(jnp.isfinite(narrow) & exact).all()", "exact.all()",
       "kernels_gpu.py::test_of_16_bits_an_infinite_cotangent_is_that_of_the_loops_in_values")
-plant("in a kernel of the GPU, the last masked tile left out", GPU, "end = visited[place]", "end = visited[place] - 1",
-      f"{ON_GPU}[lengths]")
+plant("in a kernel of the GPU, the last masked tile left out", GPU, "end = visits.visited[place]",
+      "end = visits.visited[place] - 1", f"{ON_GPU}[lengths]")
 plant("in a kernel of the GPU, a NaN taken for finite", GPU, "nonfinite[h] == 0", "nonfinite[h] < 2",
       "kernels_gpu.py::test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_meet_it")
 plant("in a kernel of the GPU, the part of a tile that is passed over left as it was", GPU,

@@ -61,92 +61,115 @@ class Visits(NamedTuple):
 
 def run(kernel: Kernel, *, interpret: bool) -> list[jax.Array]:
     """The outputs of a kernel, [heads kept, ...]."""
-    visits, grid = Visits.of(kernel), kernel.grid
+    visits = Visits.of(kernel)
     leaves, tree = jax.tree.flatten(kernel.operands)
     leaves = [dataclasses.replace(x, array=x.array.reshape(-1)) if x.role == "" else x for x in leaves]
-    fixed = [_is_fixed(kernel, leaf) for leaf in leaves]
-    n_in, n_sums = len(leaves), len(kernel.outputs) - kernel.of_tile
-    roles = [y.role for y in kernel.outputs]
 
-    def body(order: Any, full: Any, visited: Any, nonfinite: Any, *refs: Any) -> None:
-        ins, outs = refs[:n_in], refs[n_in:]
+    def traced(order: Any, full: Any, visited: Any, nonfinite: Any, *refs: Any) -> None:
+        of_refs = Visits(visits.own, order, full, visited, nonfinite)
+        with in_kernel(_exp if interpret else _exp_by_instruction):
+            Program(kernel, of_refs, leaves, tree, refs[: len(leaves)], refs[len(leaves) :]).run()
+
+    # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
+    local, heads = {"manual_axis_type": ManualAxisType()}, kernel.grid.steps[0]
+    return list(
+        pl.pallas_call(
+            traced,
+            name=kernel.name,
+            grid=kernel.grid.steps[:2],
+            out_shape=[jax.ShapeDtypeStruct((heads, *y.shape), y.dtype, **local) for y in kernel.outputs],
+            compiler_params=triton.CompilerParams(*_warps_and_stages(kernel)),
+            interpret=interpret,
+        )(visits.order, visits.full, visits.visited, visits.nonfinite, *(x.array for x in leaves))
+    )
+
+
+class Program(NamedTuple):
+    """One program of the grid: the fold of an outer tile over the inner tiles that it visits."""
+
+    kernel: Kernel
+    visits: Visits
+    """Where its tables are in memory."""
+    leaves: Sequence[Leaf]
+    tree: Any
+    """The structure of the operands, whose leaves they are."""
+    ins: Sequence[Any]
+    outs: Sequence[Any]
+    """In memory: first the outputs that `Kernel.finish` gives, then those of each tile."""
+
+    def run(self) -> None:
+        kernel, grid = self.kernel, self.kernel.grid
         h, a = pl.program_id(0), pl.program_id(1)
         if not grid.keys_outer:  # the last queries first: beneath a causal mask they take longest
             a = grid.outer - 1 - a
-
-        def load(want: bool, b: Any, i: Any, j: Any) -> list[Any]:
-            """The blocks of the leaves that are the same at every step, or of those that are not; else None."""
-            pairs = zip(leaves, ins, fixed, strict=True)
-            return [_read(kernel, x, ref, grid.flat(x.own, h, b), i, j) if at == want else None for x, ref, at in pairs]
-
-        def store(ref: Any, role: str, i: Any, j: Any, value: Any) -> None:
-            ref[(h, *_slices(kernel, role, ref.shape[1:], i, j))] = value.astype(ref.dtype)
-
-        at_start = load(True, jnp.int32(0), *kernel.tile_at(a, jnp.int32(0)))
+        fixed = self.load(True, h, jnp.int32(0), *kernel.tile_at(a, jnp.int32(0)))
 
         def of_head(r: Any, carry: Any) -> Any:
-            """The fold over the tiles of one of the heads that share the outer tile."""
-            b = r * grid.inner
-            place = grid.flat(visits.own, h, b) * grid.outer + a
+            return self.fold_head(fixed, h, a, r, carry)
 
-            def loop(begin: Any, end: Any, step: Callable[..., Any], carry: Any) -> Any:
-                def numbered(n: Any, carry: Any) -> Any:
-                    inner = order[place * grid.inner + n].astype(jnp.int32)
-                    return step(carry, *grid.tile(a, inner))
-
-                return jax.lax.fori_loop(begin, end, numbered, carry)
-
-            def visit(masked: bool, finite: bool) -> Callable[..., Any]:
-                def step(carry: Any, i: Any, j: Any) -> Any:
-                    more = load(False, b, i, j)
-                    blocks = [y if x is None else x for x, y in zip(at_start, more, strict=True)]
-                    after, of_tile = kernel.visit(jax.tree.unflatten(tree, blocks), carry, i, j, masked, finite)
-                    for ref, role, value in zip(outs[n_sums:], roles[n_sums:], of_tile, strict=True):
-                        store(ref, role, i, j, value)
-                    return tuple(after)
-
-                return step
-
-            def nothing(carry: Any, i: Any, j: Any) -> Any:
-                for ref, role in zip(outs[n_sums:], roles[n_sums:], strict=True):
-                    shape = _block(kernel, role, ref.shape[1:])
-                    store(ref, role, i, j, jnp.zeros(shape, ref.dtype))
-                return carry
-
-            end = visited[place]
-            finite = nonfinite[h] == 0
-            unmasked, masked = jnp.where(finite, full[place], 0), jnp.where(finite, end, 0)
-            carry = loop(jnp.int32(0), unmasked, visit(False, True), carry)
-            carry = loop(unmasked, masked, visit(True, True), carry)
-            carry = loop(masked, end, visit(True, False), carry)
-            return loop(end, jnp.int32(grid.inner), nothing, carry) if kernel.of_tile else carry
-
-        carry = tuple(kernel.start(jax.tree.unflatten(tree, at_start)))
+        carry = tuple(kernel.start(jax.tree.unflatten(self.tree, fixed)))
         heads = grid.count(grid.shared)
         if heads == 1:
             carry = of_head(jnp.int32(0), carry)
         else:
             carry = jax.lax.fori_loop(jnp.int32(0), jnp.int32(heads), of_head, carry)
-        values = kernel.finish(carry, jax.tree.unflatten(tree, at_start))
-        for ref, y, value in zip(outs[:n_sums], kernel.outputs, values, strict=False):
-            store(ref, y.role, a, a, value.T if y.across else value)
+        values = kernel.finish(carry, jax.tree.unflatten(self.tree, fixed))
+        for ref, y, value in zip(self.outs, kernel.outputs, values, strict=False):
+            self.store(ref, y.role, h, a, a, value.T if y.across else value)
 
-    def traced(*refs: Any) -> None:
-        with in_kernel(_exp if interpret else _exp_by_instruction):
-            body(*refs)
+    def fold_head(self, fixed: Sequence[Any], h: Any, a: Any, r: Any, carry: Any) -> Any:
+        """The fold over the tiles of head r of those that share outer tile a. `fixed`: what was loaded before."""
+        kernel, grid, visits = self.kernel, self.kernel.grid, self.visits
+        b = r * grid.inner
+        place = grid.flat(visits.own, h, b) * grid.outer + a
 
-    # Inside jax.shard_map a kernel is asked how its outputs vary: it is lowered as one device sees it.
-    local = {"manual_axis_type": ManualAxisType()}
-    return list(
-        pl.pallas_call(
-            traced,
-            name=kernel.name,
-            grid=grid.steps[:2],
-            out_shape=[jax.ShapeDtypeStruct((grid.steps[0], *y.shape), y.dtype, **local) for y in kernel.outputs],
-            compiler_params=triton.CompilerParams(*_warps_and_stages(kernel)),
-            interpret=interpret,
-        )(visits.order, visits.full, visits.visited, visits.nonfinite, *(x.array for x in leaves))
-    )
+        def loop(begin: Any, end: Any, step: Callable[..., Any], carry: Any) -> Any:
+            def numbered(n: Any, carry: Any) -> Any:
+                inner = visits.order[place * grid.inner + n].astype(jnp.int32)
+                return step(carry, *grid.tile(a, inner))
+
+            return jax.lax.fori_loop(begin, end, numbered, carry)
+
+        def visit(masked: bool, finite: bool) -> Callable[..., Any]:
+            def step(carry: Any, i: Any, j: Any) -> Any:
+                more = self.load(False, h, b, i, j)
+                blocks = [y if x is None else x for x, y in zip(fixed, more, strict=True)]
+                after, of_tile = kernel.visit(jax.tree.unflatten(self.tree, blocks), carry, i, j, masked, finite)
+                for (ref, role), value in zip(self.of_tile, of_tile, strict=True):
+                    self.store(ref, role, h, i, j, value)
+                return tuple(after)
+
+            return step
+
+        def nothing(carry: Any, i: Any, j: Any) -> Any:
+            for ref, role in self.of_tile:
+                self.store(ref, role, h, i, j, jnp.zeros(_block(kernel, role, ref.shape[1:]), ref.dtype))
+            return carry
+
+        end = visits.visited[place]
+        finite = visits.nonfinite[h] == 0
+        unmasked, masked = jnp.where(finite, visits.full[place], 0), jnp.where(finite, end, 0)
+        carry = loop(jnp.int32(0), unmasked, visit(False, True), carry)
+        carry = loop(unmasked, masked, visit(True, True), carry)
+        carry = loop(masked, end, visit(True, False), carry)
+        return loop(end, jnp.int32(grid.inner), nothing, carry) if kernel.of_tile else carry
+
+    @property
+    def of_tile(self) -> list[tuple[Any, str]]:
+        """The outputs of which each tile has its own block, with their roles."""
+        outputs = list(zip(self.outs, (y.role for y in self.kernel.outputs), strict=True))
+        return outputs[len(outputs) - self.kernel.of_tile :]
+
+    def load(self, fixed: bool, h: Any, b: Any, i: Any, j: Any) -> list[Any]:
+        """The blocks of the leaves that are the same at every step, or of those that are not; None for the others."""
+        flat = self.kernel.grid.flat
+        return [
+            _read(self.kernel, x, ref, flat(x.own, h, b), i, j) if _is_fixed(self.kernel, x) == fixed else None
+            for x, ref in zip(self.leaves, self.ins, strict=True)
+        ]
+
+    def store(self, ref: Any, role: str, h: Any, i: Any, j: Any, value: Any) -> None:
+        ref[(h, *_slices(self.kernel, role, ref.shape[1:], i, j))] = value.astype(ref.dtype)
 
 
 LOG2_E = 1.4426950408889634
