@@ -534,6 +534,9 @@ def test_a_mask_has_no_truth_value(ask):
         TypeError, match=r"^mask: a mask has no truth value, got causal\(\)\. Combine masks with & \| ~"
     ):
         ask(masks.causal())
+        (masks.neighbourhood(40, 2**40, causal_axes=0), np.tri(40)),
+        (masks.neighbourhood(40, 2**40, 2, causal_axes=0), np.tri(40) * (np.indices((40, 40)).sum(0) % 2 == 0)),
+        (masks.neighbourhood(40, 1, 2**40, causal_axes=0), np.eye(40)),
 
 
 def test_a_mask_of_no_queries_or_no_keys_is_empty():

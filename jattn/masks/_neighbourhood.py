@@ -1,5 +1,6 @@
 """Neighbourhoods in arrays of tokens: lines, images and films, row after row."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import static, value
 from jattn.masks._algebra import Mask
+from jattn.masks._counts import MOST
 from jattn.masks._tiles import BlockState, Ends, Spans, TileAxis, block_state
 
 
@@ -146,9 +148,9 @@ def neighbourhood(
 
     Raises:
       TypeError: a number is not a whole one.
-      ValueError: the array has not one to three axes, is shorter than (2 · radius + 1) · dilation along an axis that is
-        not causal, or one of the numbers is out of its range. That it is the array of all T = S tokens is checked
-        where the mask is used without positions.
+      ValueError: the array has not one to three axes, has more than 2³¹ − 1 tokens, is shorter than
+        (2 · radius + 1) · dilation along an axis that is not causal, or one of the numbers is out of its range. That it
+        is the array of all T = S tokens is checked where the mask is used without positions.
 
     Memory: that of its numbers: no pair is written out.
 
@@ -187,10 +189,18 @@ def neighbourhood(
     least = tuple(
         1 if axis in causal else (2 * r + 1) * step for axis, (r, step) in enumerate(zip(radii, steps, strict=True))
     )
+    if math.prod(sizes) > MOST:
+        remedy = "Cut the array in pieces that have fewer tokens."
+        _errors.fail(ValueError, caller, "shape must be of tokens that int32 counts", remedy, shape=str(sizes))
     if any(n < m for n, m in zip(sizes, least, strict=True)):
         remedy = f"Every query attends 2 · radius + 1 keys along an axis: it has to be at least {least} here."
         got = {"shape": str(sizes), "radius": str(radii), "dilation": str(steps)}
         _errors.fail(ValueError, caller, "shape must be at least (2 · radius + 1) · dilation", remedy, **got)
+    # Along a causal axis they may be larger than it, and than what int32 holds: no more than all of it is reached.
+    radii, steps = (
+        tuple(min(x, most) for x, most in zip(given, far, strict=True))
+        for given, far in ((radii, [n // 2 for n in sizes]), (steps, sizes))
+    )
     return Neighbourhood(sizes, radii, steps, tuple(sorted(causal)))
 
 
