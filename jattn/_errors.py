@@ -241,7 +241,7 @@ def _positions(caller: str, side: str, length: int, given: Any) -> jax.Array | N
     return x.astype(jnp.int32)  # signed: unsigned positions would wrap where two are subtracted
 
 
-def in_int32(caller: str, name: str, given: Any) -> None:
+def in_int32(caller: str, name: str, given: Any, remedy: str = "Count the tokens from one that is nearer.") -> None:
     """Refuses what int32 does not hold of Python and NumPy: it would wrap. Numbers on a device are not asked."""
     if not isinstance(given, np.ndarray | np.integer | list | tuple | int):
         return
@@ -249,7 +249,6 @@ def in_int32(caller: str, name: str, given: Any) -> None:
         return
     held = reals(given)
     if held is not None and (held.min(initial=0) < -(2**31) or held.max(initial=0) >= 2**31):
-        remedy = "Count the tokens from one that is nearer."
         fail(ValueError, caller, f"{name} must be numbers that int32 holds", remedy, **{name: held})
 
 

@@ -405,6 +405,7 @@ TABLE = [
     (lambda: masks.blocks(ones(2, 2, dtype=bool), 1.5), TypeError, "blocks: size must be a whole number, got size of type float. Pass a Python int of at least 1."),
     (attend(q=KEYS, mask=masks.blocks(ones(2, 2, dtype=bool), 8)), ValueError, "attention: table must have the shape [T / size, S / size], got table [2, 2]. One entry for each block of 8 tokens is [3, 3] here; or say where the rows stand."),
     (lambda: masks.segments(ones(3)), TypeError, "segments: q_ids must be integer, got q_ids float32[3]. An id is the number of a segment: pass whole numbers."),
+    (lambda: masks.segments([0, 2**32]), ValueError, "segments: q_ids must be numbers that int32 holds, got q_ids [2]. Number the segments from 0, or enable 64 bits in JAX (jax_enable_x64)."),
     (lambda: masks.segments(whole(3), whole(2, 3)), ValueError, "segments: k_ids must have the axes [S], got k_ids [2, 3]. Map over a batch with jax.vmap."),
     (attend(mask=masks.segments(whole(T))), ValueError, "attention: k_ids must be given where T ≠ S, got T 13 and S 17. Say which segment each key is in: segments(q_ids, k_ids)."),
     (attend(mask=masks.segments(whole(T), whole(T)) & masks.full()), ValueError, "attention: k_ids must have the shape [S], got k_ids [13]. Give each row the number of its segment: S is 17 here."),

@@ -312,7 +312,8 @@ def segments(
 
     Raises:
       TypeError: ids are not integers.
-      ValueError: they have not one axis. That there is one for each row is checked where the mask is used.
+      ValueError: they have not one axis, or int32 does not hold them and JAX has no 64 bits. That there is one for each
+        row is checked where the mask is used.
 
     Memory: the ids.
 
@@ -328,6 +329,11 @@ def segments(
       ··###
     """
     given = {"q_ids": q_ids} if k_ids is None else {"q_ids": q_ids, "k_ids": k_ids}
+    if jax.dtypes.canonicalize_dtype(np.int64).itemsize <= 4:
+        for name, x in given.items():
+            if getattr(x, "dtype", None) != np.uint32:  # which int32 tells apart too
+                remedy = "Number the segments from 0, or enable 64 bits in JAX (jax_enable_x64)."
+                _errors.in_int32("segments", name, x, remedy)
     ids = [_errors.array("segments", name, x) for name, x in given.items()]
     for name, x in zip(given, ids, strict=True):
         _errors.kind("segments", name, x, jnp.integer, "An id is the number of a segment: pass whole numbers.")
