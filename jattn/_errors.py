@@ -17,6 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+MOST = 2**31 - 1
+"""The largest int32, in which rows and tokens are counted."""
+
 
 def shape(x: Any) -> str:
     """A shape as it is spelled in every message: `[13, 5]`."""
@@ -57,6 +60,27 @@ def array(caller: str, name: str, x: Any) -> jax.Array:
     except (TypeError, ValueError):
         got = {name: f"of type {type(x).__name__}"}
         fail(TypeError, caller, f"{name} must be an array of numbers in one shape", "Pass a jax or NumPy array.", **got)
+
+
+def whole_numbers(caller: str, name: str, x: Any, remedy: str) -> jax.Array:
+    """Integers that count, as int32: what that does not hold, or not its opposite, is brought to its
+    nearest end, where it would wrap."""
+    if isinstance(x, np.ndarray | np.integer | list | tuple) and not any(
+        isinstance(a, jax.Array) for a in jax.tree.leaves(x)
+    ):
+        with contextlib.suppress(TypeError, ValueError):  # of what is no array, which `array` refuses
+            held = np.asarray(x)
+            x = np.clip(held, -MOST, MOST) if held.dtype.kind in "iu" and held.dtype.itemsize > 4 else x
+    x = array(caller, name, x)
+    kind(caller, name, x, jnp.integer, remedy)
+    return x if x.dtype == jnp.int32 else _clipped_to_int32(x)
+
+
+@jax.jit
+def _clipped_to_int32(x: jax.Array) -> jax.Array:
+    """Compiled, since eagerly the bounds would be moved, which transfer guards refuse."""
+    holds = jnp.iinfo(x.dtype)
+    return jnp.clip(x, max(holds.min, -MOST), min(holds.max, MOST)).astype(jnp.int32)
 
 
 def kind(caller: str, name: str, x: jax.Array, wanted: Any, remedy: str) -> None:
@@ -256,8 +280,7 @@ def starts(caller: str, q: Any, k: Any = None) -> tuple[jax.Array, jax.Array]:
     """Where sequences of any lengths start in q and in k, as in q if None: int32 [N + 1] that do not decrease."""
     found = {}
     for name, given in (("starts", q), ("k_starts", q if k is None else k)):
-        x = found[name] = array(caller, name, given)
-        kind(caller, name, x, jnp.integer, "Starts count rows: pass whole numbers.")
+        x = found[name] = whole_numbers(caller, name, given, "Starts count rows: pass whole numbers.")
         remedy = "Give the start of each sequence and the end of the last; map over a batch with jax.vmap."
         rank(caller, 1, "[N + 1]", remedy, **{name: x})
         if x.shape[0] == 0:
@@ -271,9 +294,8 @@ def starts(caller: str, q: Any, k: Any = None) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit
 def _ordered(rows: jax.Array) -> jax.Array:
-    """Row numbers that do not decrease, from 0 to the largest int32."""
-    most = min(jnp.iinfo(jnp.int32).max, jnp.iinfo(rows.dtype).max)
-    return jax.lax.cummax(jnp.clip(rows, 0, most).astype(jnp.int32))
+    """Row numbers that do not decrease, from 0 on."""
+    return jax.lax.cummax(jnp.maximum(rows, 0))
 
 
 def function(caller: str, name: str, f: Any, remedy: str) -> None:

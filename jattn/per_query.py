@@ -245,8 +245,8 @@ def _groups(caller: str, groups: Any, num_groups: Any, S: int) -> tuple[jax.Arra
         got = {"groups": "None"} if groups is None else {"num_groups": "None"}
         remedy = "The number of groups is part of a shape: pass it as a Python int, num_groups=4."
         _errors.fail(ValueError, caller, "groups and num_groups must be given together", remedy, **got)
-    num_groups, groups = _errors.count(caller, "num_groups", num_groups), _errors.array(caller, "groups", groups)
-    _errors.kind(caller, "groups", groups, jnp.integer, "A group is a number: pass whole numbers.")
+    num_groups = _errors.count(caller, "num_groups", num_groups)
+    groups = _errors.whole_numbers(caller, "groups", groups, "A group is a number: pass whole numbers.")
     if groups.shape != (S,):
         remedy = f"Give each key the number of its group: S is {S} here."
         _errors.fail(ValueError, caller, "groups must have the shape [S]", remedy, groups=groups)

@@ -340,6 +340,32 @@ def test_ids_of_any_whole_number_dtype_count_the_same():
         np.testing.assert_array_equal(masks.to_dense(masks.segments(np.array([0, 2**32])), 2, 2), np.eye(2))
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_count_or_a_number_of_a_row_beyond_int32_is_the_last_one_and_does_not_wrap(x64):
+    far = 2**32
+    with jax.enable_x64(x64):
+        assert masks.to_dense(masks.lengths(np.int64(far), np.uint64(2**64 - 1)), 3, 3).all()
+        assert masks.to_dense(masks.prefix(np.int64(far)), 3, 3).all()
+        assert not masks.to_dense(masks.lengths(k=np.int64(-far)), 3, 3).any()
+        for starts in ([0, far], np.array([0, far]), np.array([-far, far]), jnp.array([0, 2**31 - 1])):
+            assert masks.to_dense(masks.ragged(starts), 3, 3).all()
+        roots = masks.to_dense(masks.tree(np.array([-1, far, 0])), 3, 3)
+        np.testing.assert_array_equal(roots, masks.to_dense(masks.tree([-1, -1, 0]), 3, 3))
+        named = masks.to_dense(masks.chosen_blocks(np.array([[far, 1], [far + 1, -far]]), 2), 4, 4)
+        np.testing.assert_array_equal(named, [[False, False, True, True]] * 2 + [[False] * 4] * 2)
+        if x64:
+            there = jnp.array([[far, 1], [far + 1, -far]])
+            np.testing.assert_array_equal(masks.to_dense(masks.chosen_blocks(there, 2), 4, 4), named)
+
+
+def test_ids_that_int32_does_not_tell_apart_are_refused_without_64_bits():
+    for ids in (np.array([0, 2**32]), [0, 2**32], np.array([0, 2**63], np.uint64)):
+        with pytest.raises(ValueError, match="q_ids must be numbers that int32 holds"):
+            masks.segments(ids)
+        with pytest.raises(ValueError, match="k_ids must be numbers that int32 holds"):
+            masks.segments([0, 1], ids)
+
+
 def test_a_picture_has_a_line_for_each_query():
     assert masks.picture(masks.window(1, 0), 3, 3) == "#··\n##·\n·##"
     assert masks.picture(masks.lengths(k=1), 2, 3) == "#··\n#··"
@@ -508,6 +534,9 @@ def test_a_decoding_step_sees_all_that_came_before():
         (masks.dilated(2**40), np.eye(40)),
         (masks.strided(2**40, 3), np.tri(40) - np.tri(40, k=-4)),
         (masks.strided(3, 2**40), np.tri(40)),
+        (masks.neighbourhood(40, 2**40, causal_axes=0), np.tri(40)),
+        (masks.neighbourhood(40, 2**40, 2, causal_axes=0), np.tri(40) * (np.indices((40, 40)).sum(0) % 2 == 0)),
+        (masks.neighbourhood(40, 1, 2**40, causal_axes=0), np.eye(40)),
     ],
     ids=lambda x: repr(x) if isinstance(x, masks.Mask) else "",
 )
@@ -534,9 +563,6 @@ def test_a_mask_has_no_truth_value(ask):
         TypeError, match=r"^mask: a mask has no truth value, got causal\(\)\. Combine masks with & \| ~"
     ):
         ask(masks.causal())
-        (masks.neighbourhood(40, 2**40, causal_axes=0), np.tri(40)),
-        (masks.neighbourhood(40, 2**40, 2, causal_axes=0), np.tri(40) * (np.indices((40, 40)).sum(0) % 2 == 0)),
-        (masks.neighbourhood(40, 1, 2**40, causal_axes=0), np.eye(40)),
 
 
 def test_a_mask_of_no_queries_or_no_keys_is_empty():

@@ -226,6 +226,12 @@ def of_head(seed=0, **given):
     return tuple(x.values())
 
 
+def test_a_number_beyond_int32_is_no_group():
+    groups = np.array([2**32, 0, -(2**32), 2**32 + 1])
+    found = jattn.statistics(np.ones((2, 3), np.float32), np.ones((4, 3), np.float32), groups=groups, num_groups=2)
+    np.testing.assert_allclose(found.group_weights, [[0.25, 0]] * 2)
+
+
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_each_example_has_groups_a_mask_and_a_score_of_its_own():

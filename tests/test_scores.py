@@ -116,6 +116,12 @@ def test_buckets_of_t5_may_be_many_and_far(n, most):
     np.testing.assert_array_equal(got, [t5(int(d), n, most, True) for d in distances])
 
 
+def test_a_distance_beyond_int32_is_in_the_last_bucket_of_its_side():
+    far = np.array([-(2**40), -(2**31), 2**31, 2**40])
+    found = scores.bucket(far, 32, max_distance=128, bidirectional=True)
+    np.testing.assert_array_equal(found, [15, 15, 31, 31])
+
+
 @pytest.mark.structure
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("both", [True, False])

@@ -158,11 +158,10 @@ def chosen_blocks(
       >>> jattn.attention(q, k, v, mask=masks.chosen_blocks(indices, 4) & masks.causal()).shape
       (16, 8)
     """
-    x = _errors.array("chosen_blocks", "indices", indices)
     remedy = "An index is the number of a block: pass whole numbers."
-    _errors.kind("chosen_blocks", "indices", x, jnp.integer, remedy)
+    x = _errors.whole_numbers("chosen_blocks", "indices", indices, remedy)
     _errors.rank("chosen_blocks", 2, "[T / q_size, n]", "Map over a batch or heads with jax.vmap.", indices=x)
     size = distance("chosen_blocks", "size", size, least=1)
     q_size = size if q_size is None else distance("chosen_blocks", "q_size", q_size, least=1)
     none = ((0, 0), (0, 0 if x.shape[1] else 1))  # a row of no indices is one of an index that names no block
-    return ChosenBlocks(jnp.pad(x.astype(jnp.int32), none, constant_values=-1), size, q_size)
+    return ChosenBlocks(jnp.pad(x, none, constant_values=-1), size, q_size)

@@ -8,7 +8,7 @@ import numpy as np
 
 from jattn import _errors
 
-MOST = 2**31 - 1
+MOST = _errors.MOST
 """Positions are int32: beyond it no distance lies."""
 
 
@@ -28,8 +28,7 @@ def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
     """A whole number of rows or tokens, possibly traced: a leaf of a mask. Below 0 is 0."""
     if type(n) is int:
         return max(0, min(n, MOST))
-    x = _errors.array(caller, name, n)
-    _errors.kind(caller, name, x, jnp.integer, f"It counts {unit}: pass a whole number.")
+    x = _errors.whole_numbers(caller, name, n, f"It counts {unit}: pass a whole number.")
     if x.ndim:
         remedy = "Pass one; map over a batch of them with jax.vmap."
         _errors.fail(ValueError, caller, f"{name} must be a scalar", remedy, **{name: x})
@@ -38,5 +37,5 @@ def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
 
 @jax.jit
 def _clipped(n: jax.Array) -> jax.Array:
-    """From 0 to the largest int32. Compiled, since eagerly the bounds would be moved, which transfer guards refuse."""
-    return jnp.clip(n, 0, min(MOST, jnp.iinfo(n.dtype).max)).astype(jnp.int32)
+    """At least 0. Compiled, since eagerly the bound would be moved, which transfer guards refuse."""
+    return jnp.maximum(n, 0)

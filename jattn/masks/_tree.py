@@ -67,9 +67,8 @@ def intervals(parents: jax.Array) -> tuple[jax.Array, jax.Array]:
     By doubling: after n rounds a node knows what lies within 2ⁿ − 1 steps of it, and its ancestor 2ⁿ steps above.
     """
     T = parents.shape[0]
-    signed = parents.astype(jnp.int64 if parents.dtype.itemsize > 4 else jnp.int32)
-    earlier = (signed >= 0) & (signed < jnp.arange(T, dtype=signed.dtype))
-    parents = jnp.where(earlier, signed, T).astype(jnp.int32)  # row T: above all roots
+    earlier = (parents >= 0) & (parents < jnp.arange(T, dtype=jnp.int32))
+    parents = jnp.where(earlier, parents, T)  # row T: above all roots
 
     def one_more(x: jax.Array, last: int) -> jax.Array:
         return jnp.concatenate([x, jnp.full(1, last, jnp.int32)])
@@ -152,10 +151,8 @@ def tree(
       ###·#·
       ####·#
     """
-    x = _errors.array("tree", "parents", parents)
-    _errors.kind(
-        "tree", "parents", x, jnp.integer, "A parent is the number of a token: pass whole numbers, −1 for none."
-    )
+    remedy = "A parent is the number of a token: pass whole numbers, −1 for none."
+    x = _errors.whole_numbers("tree", "parents", parents, remedy)
     _errors.rank("tree", 1, "[T]", "Map over a batch with jax.vmap.", parents=x)
     if not isinstance(x.shape[0], int):  # the rounds of doubling are counted by it
         remedy = "Export trees of one size; a batch may be symbolic."

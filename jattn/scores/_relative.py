@@ -182,9 +182,8 @@ def bucket(
       >>> print(scores.bucket(jnp.array([-200, -16, -8, -1, 0, 1, 8]), 32, max_distance=128, bidirectional=True))
       [15 10  8  1  0 17 24]
     """
-    distance = _errors.array("bucket", "distance", distance)
-    _errors.kind("bucket", "distance", distance, jnp.integer, "Distances count tokens: pass whole numbers.")
-    distance = distance.astype(jnp.int32)  # unsigned ones have no opposite, and narrow ones do not reach a far bucket
+    # In int32: unsigned ones have no opposite, and narrow ones do not reach a far bucket.
+    distance = _errors.whole_numbers("bucket", "distance", distance, "Distances count tokens: pass whole numbers.")
     buckets = _errors.count("bucket", "buckets", buckets)
     max_distance = _reach("bucket", "there must be", buckets, max_distance, bidirectional, buckets=str(buckets))
     n = buckets // 2 if bidirectional else buckets
