@@ -59,6 +59,15 @@ def test_a_mask_may_be_made_of_what_is_differentiated(f):
     assert_close(both(dense=False), both(dense=True), ulps=64)
 
 
+@pytest.mark.parametrize(("rate", "wide"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float64")])
+def test_what_dropout_keeps_is_divided_in_the_dtype_of_the_arithmetic_whatever_that_of_the_rate(rate, wide):
+    with jax.enable_x64(True):
+        share, x = jnp.asarray(0.3, rate), jnp.zeros((32, 4), wide)
+        kept = jattn.attention(x, x, jnp.eye(32, dtype=wide), dropout_rate=share, dropout_key=jax.random.key(0))
+        want = 1 / (32 * (1 - np.float64(share)))
+        assert abs(np.float64(kept.max()) / want - 1) <= 4 * np.finfo(wide).eps
+
+
 @pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 def test_the_derivative_of_a_rate_of_dropout_is_that_of_the_division():
