@@ -121,9 +121,13 @@ def devices(caller: str, axis_name: Any) -> int:
         got = {"axis_name": f"of type {type(axis_name).__name__}"}
         remedy = "Write several as ('a', 'b')."
         _errors.fail(TypeError, caller, "axis_name must be a mesh axis, or a tuple of them", remedy, **got)
+    names = names_of(axis_name)
+    if len(set(names)) < len(names):
+        remedy = "Give each a mesh axis of its own."
+        _errors.fail(ValueError, caller, "axis_name must name an axis once", remedy, axis_name=repr(axis_name))
     try:
         return jax.lax.axis_size(axis_name)
-    except (NameError, TypeError, KeyError):
+    except (NameError, TypeError, KeyError, ValueError):  # ValueError: JAX takes an int for an axis of an array
         remedy = "Call it inside jax.shard_map over a mesh with this axis, or use jattn.sharding.attention, which does."
         must = "axis_name must be an axis of a surrounding jax.shard_map"
         _errors.fail(ValueError, caller, must, remedy, axis_name=repr(axis_name))
