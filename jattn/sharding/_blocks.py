@@ -146,9 +146,7 @@ def _positions(
     """Where the rows here stand, and where those of all devices do, if that is known."""
     dependents = options.position_dependents(caller, mask, score, _errors.wide(*qk))
     missing = [f"{side}_positions" for side, x in zip("qk", given, strict=True) if x is None]
-    if not dependents:
-        return None, None, (None, None)
-    if missing:
+    if dependents and missing:
         who = " and ".join(dependents) + (" looks" if len(dependents) == 1 else " look")
         must = f"{who} at positions, so the rows of both sides must have them"
         remedy = (
@@ -159,9 +157,12 @@ def _positions(
     here: list[Any] = []
     orders: list[Any] = []
     for side, x, block in zip("qk", given, qk, strict=True):
+        if x is None:
+            continue
         name, n = f"{side}_positions", block.shape[-3]
         _errors.in_int32(caller, name, x)
-        order = np.asarray(x) if isinstance(x, (np.ndarray, list, tuple)) else None
+        known = isinstance(x, (np.ndarray, list, tuple)) and _errors.reals(x) is not None
+        order = np.asarray(x) if known else None
         if side == "q" and q_whole:  # the same rows on every device
             q_here = _errors.positions(caller, n, n, x, x, ())[0]
             here.append(q_here)
@@ -180,12 +181,14 @@ def _positions(
             _errors.fail(ValueError, caller, must, remedy, **{name: x})
         moves = varying_along(x, axis_name)
         same = [a for a in varying_along(block, axis_name) if a not in moves and jax.lax.axis_size(a) > 1]
-        if same:
+        if same and dependents:
             must = f"{name} must be sharded like {side}"
             remedy = "The same positions on each device would place all shards at one spot: give them the same spec."
             _errors.fail(ValueError, caller, must, remedy, **{name: f"the same along {same[0]!r}"})
         orders.append(None)
         here.append(x.astype(jnp.int32))
+    if not dependents:
+        return None, None, (None, None)
     return here[0], here[1], tuple(orders)
 
 

@@ -133,8 +133,8 @@ def attention(
         mask.validate(caller, T, S, True)
     given: dict[str, Any] = {}
     known: dict[str, Any] = {}
+    _errors.positions(caller, T, S, q_positions, k_positions, dependents)
     if dependents:
-        _errors.positions(caller, T, S, q_positions, k_positions, dependents)
         for name, stand, n in (("q_positions", q_positions, T), ("k_positions", k_positions, S)):
             stand = np.arange(n, dtype=np.int32) if stand is None else stand
             order = np.asarray(stand) if isinstance(stand, list | tuple) else stand
