@@ -103,7 +103,7 @@ def dtype(caller: str, given: Any, remedy: str, *others: Any) -> Any:
     """The dtype that was asked for by name or by type: floating point, or one of `others`."""
     must = " or ".join(("dtype must be floating point", *(jnp.dtype(other).name for other in others)))
     try:
-        found = jnp.dtype(given)
+        found = jnp.dtype(given if given is not None else "None")  # of which NumPy would make float64
     except TypeError:
         fail(TypeError, caller, must, remedy, dtype=repr(given))
     if not (jnp.issubdtype(found, jnp.floating) or found in others):

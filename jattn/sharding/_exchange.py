@@ -16,6 +16,7 @@ from jattn.sharding._ring import EACH, MappedHead, RingForward, RingSchedule
 
 def unflatten_batch(b: LocalBlocks, out: jax.Array, lse: jax.Array, return_lse: bool) -> Any:
     """The result of a scheme, with the batch axes that its arguments had."""
+    return_lse = _errors.flag(b.caller, "return_lse", return_lse)
     out, lse = (x.reshape(*b.batch, *x.shape[-n:]) for x, n in ((out, 3), (lse, 2)))
     return (out, lse) if return_lse else out
 

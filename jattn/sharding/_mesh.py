@@ -99,6 +99,7 @@ def attention(
       True
     """
     caller = "attention"
+    return_lse = _errors.flag(caller, "return_lse", return_lse)
     q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     axes = ("[*B, T, H, D]", "[*B, S, Hkv, D]", "[*B, S, Hkv, Dv]")
     validate_shapes(caller, q, k, v, axes, "Give all three the same batch axes.")

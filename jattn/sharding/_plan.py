@@ -264,13 +264,14 @@ class _Traffic(NamedTuple):
 def _rate(name: str, rate: float) -> float:
     """A number above zero."""
     remedy = "Measure one step on one device, and one transfer between two."
-    if np.ndim(rate) or np.asarray(rate).dtype.kind not in "iuf":
+    held = _errors.reals(rate)
+    if held is None or held.ndim or np.asarray(rate).dtype == np.bool_:
         _errors.fail(
             TypeError, "plan", f"{name} must be a real number", remedy, **{name: f"of type {type(rate).__name__}"}
         )
-    if not rate > 0:
+    if not held > 0:
         _errors.fail(ValueError, "plan", f"{name} must be above zero", remedy, **{name: str(rate)})
-    return rate
+    return float(held)
 
 
 def _ring_traffic(layer: _Layer, R: int, orders: Any, kv: int) -> _Traffic:

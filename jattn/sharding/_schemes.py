@@ -102,7 +102,8 @@ def ring(
       may attend no key on any device gives zeros and lse = −inf (or its sink).
 
     Raises:
-      TypeError, ValueError: axis_name is not bound; blocks, positions or sink do not fit; the mask counts rows.
+      TypeError, ValueError: axis_name is not bound, or names an axis twice; blocks, positions or sink do not fit; the
+        mask counts rows; or return_lse is no bool.
 
     Memory: per device O(T/P + S/P) for the value, grad, jvp and jvp-of-grad, whatever P; O(S) for grad-of-grad. Sends
       (P − 1)(K + V) for the value, 2(P − 1)(K + V) + (K + V) more for the gradient, in local shards.
