@@ -288,6 +288,25 @@ def test_nor_do_they_where_no_axis_of_the_sequence_is_sharded(spec, T):
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize("spec", [BATCH, HEADS], ids=["batch", "heads"])
+def test_nor_do_they_in_an_exported_program_where_a_plain_call_gathers(spec):
+    pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
+    mesh = mesh_of(8, "x")
+    manual = functools.partial(sharding.attention, mesh=mesh, spec=spec, mask=masks.causal())
+    x, want = of_one_device(gradient, ((8, 16, 8, 4),) * 3, np.float32)
+    here = jax.device_put(x, NamedSharding(mesh, spec))
+
+    def exported(f):
+        saved = jax.export.export(jax.jit(jax.grad(loss_of(f), (0, 1, 2))))(*here).serialize()
+        compiled = jax.jit(jax.export.deserialize(saved).call).lower(*here).compile()
+        chex.assert_trees_all_close(compiled(*here), want, atol=1e-4)
+        return {kind for kind in KINDS if f" {kind}" in compiled.as_text()}  # in any branch of it
+
+    assert exported(manual) == set()
+    assert "all-gather" in exported(plain)
+
+
+@pytest.mark.structure
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("T", ONE_BY_ONE, indirect=True)
 @pytest.mark.parametrize("spec", [pytest.param(BATCH, marks=pytest.mark.exhaustive), HEADS], ids=["batch", "heads"])
@@ -685,6 +704,12 @@ def test_a_table_toward_a_million_tokens():
         assert f"{p.choice} " in next(line for line in str(p).splitlines() if "←" in line)
     odd = {"heads": 2, "kv_heads": 2, "head_dim": 4, "dtype": jnp.float32, "devices": 4}
     assert sharding.plan(7, 7, **odd, flops_per_second=1e9, bandwidth=1e9).choice == "none"
+
+
+def test_a_rate_may_be_a_whole_number_of_any_size():
+    sizes = {"heads": 2, "kv_heads": 2, "head_dim": 4, "dtype": "float32", "devices": 2}
+    of_int, of_float = (sharding.plan(8, 8, **sizes, flops_per_second=F, bandwidth=1) for F in (10**30, 1e30))
+    assert of_int == of_float
 
 
 def test_unzigzag_undoes_zigzag():
