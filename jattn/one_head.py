@@ -135,7 +135,8 @@ def attention(
 
     Raises:
       TypeError: q, k, v, bias or sink is not floating point; mask is not boolean; score is no function of three scalars
-        that returns one; scale or dropout_rate is no real scalar; dropout_key is not one key; tile is no pair.
+        that returns one; scale or dropout_rate is no real scalar; dropout_key is not one key; tile is no pair;
+        return_lse is no bool.
       ValueError: shapes do not fit, or D is 0; positions are missing where they matter, or int32 does not hold them;
         scale is not finite; dropout_rate is not in [0, 1), or there is no dropout_key; tile is not of multiples of 16;
         implementation is unknown, or, where the program is lowered, cannot do the call.
@@ -156,6 +157,7 @@ def attention(
       (2, 5, 4)
     """
     caller = "attention"
+    return_lse = _errors.flag(caller, "return_lse", return_lse)
     q, k, v = arguments.qkv(caller, q, k, v)
     options = arguments.one_head(caller, q, k, v, mask, score, bias, sink, scale, q_positions, k_positions)
     dropped, sizes = arguments.dropout(caller, dropout_rate, dropout_key), arguments.tile(caller, tile)

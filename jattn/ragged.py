@@ -105,7 +105,7 @@ def ragged_attention(
       that are in no sequence have no gradient. A start below an earlier one counts as that one.
 
     Raises:
-      TypeError: a dtype is of the wrong kind, or the mask is not a value of `jattn.masks`.
+      TypeError: a dtype is of the wrong kind, the mask is not a value of `jattn.masks`, or return_lse is no bool.
       ValueError: shapes do not fit; T ≠ S without k_starts; or one of q_positions and k_positions is missing where
         `mask` or `score` looks at them.
 
@@ -125,6 +125,7 @@ def ragged_attention(
       >>> bool(jax.numpy.allclose(out[5:], last, atol=1e-6))
       True
     """
+    return_lse = _errors.flag(_CALLER, "return_lse", return_lse)
     q, k, v = _operands(q, k, v)
     (T, H, _), (S, Hkv, _) = q.shape, k.shape
     if k_starts is None and T != S:

@@ -99,6 +99,8 @@ CACHE = [
     (ask(q_positions=whole(B)), ValueError, "attention: q_positions must have the shape [B, T], got q_positions [2]. Give one whole number for each: [B, T] is [2, 1] here."),
     (behind, ValueError, "attention: the ring must still hold what each query sees, got T 4 and cache of 3 tokens. Make the ring with chunk at least as large as the tokens that are appended and asked about at once."),
     (lambda: cache.cascade(ones(B, 4, 1, D), None, made()), TypeError, f"cascade: prefix must be a cache, got prefix of type NoneType. {MAKE}"),
+    (ask(return_lse="no"), TypeError, "attention: return_lse must be True or False, got return_lse of type str. Pass a bool, static in jax.jit."),
+    (lambda: cache.cascade(ones(B, 4, 1, D), made(), made(), return_lse="no"), TypeError, "cascade: return_lse must be True or False, got return_lse of type str. Pass a bool, static in jax.jit."),
     (lambda: cache.cascade(ones(B, 4, 1, D), made(), made()), ValueError, "cascade: prefix must have one row, got prefix of 2 rows. Make it with B=1: all rows share it."),
     (lambda: cache.cascade(ones(B, 4, 1, D), cache.contiguous(1, 1, S, D, Dv), made()), ValueError, "cascade: prefix and cache must agree in Hkv, D and Dv, got prefix [1, 1, 7, 5] of Dv 3 and cache [2, 2, 7, 5] of Dv 3. Make both for the same heads and widths."),
     (lambda: cache.cascade(ones(B, 4, 1, D), cache.contiguous(1, Hkv, S, D, 4), made()), ValueError, "cascade: prefix and cache must agree in Hkv, D and Dv, got prefix [1, 2, 7, 5] of Dv 4 and cache [2, 2, 7, 5] of Dv 3. Make both for the same heads and widths."),

@@ -134,6 +134,7 @@ HEADS = [
     (attend(context=ones(S, 8), rope=rotary, q_positions=ones(T, dtype=np.int32)), ValueError, "multi_head: rope looks at positions, so both sides must have them beside a context, got no k_positions. Say where the tokens of x and of the context stand, or leave rope out: cross attention has mostly none."),
     (attend(rope=rotary, k_positions=ones(T, dtype=np.int32)), ValueError, "multi_head: rope looks at positions, so both sides must have them where one side has, got no q_positions. Give q_positions alone: those of the keys are the same."),
     (attend(per_head={"sink": ones(2)}), ValueError, "grouped: per_head must have one entry a head, H = 4, got per_head [2]. What all heads share goes beside it, as an option of its own."),
+    (group(return_lse="no"), TypeError, "grouped: return_lse must be True or False, got return_lse of type str. Pass a bool, static in jax.jit."),
     (group(H=3), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [3, 13, 6] and k [2, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (group(Hkv=4), ValueError, f"grouped: H must be a multiple of Hkv, in k and v alike, got q [4, 13, 6] and k [4, 17, 6] and v [2, 17, 6]. {SHARE}"),
     (lambda: heads.grouped(np.float32(1), ones(2, S, 6), ones(2, S, 6), dropout_rate=0.1, dropout_key=jax.random.key(0)), ValueError, "grouped: q must have the axes [H, T, D], got q []. No batch: map with jax.vmap."),

@@ -242,6 +242,8 @@ TABLE = [
     (attend(dropout_rate=0.5, dropout_key=np.zeros(3, np.uint32)), TypeError, f"attention: dropout_key must be one key, got dropout_key uint32[3]. {ONE_KEY}"),
     (lambda: attend(dropout_rate=0.5, dropout_key=jax.random.split(jax.random.key(0)))(), TypeError, f"attention: dropout_key must be one key, got dropout_key key<fry>[2]. {ONE_KEY}"),
     (attend(dropout_rate=0.5, dropout_key="river"), TypeError, f"attention: dropout_key must be one key, got dropout_key of type str. {ONE_KEY}"),
+    (attend(return_lse="no"), TypeError, "attention: return_lse must be True or False, got return_lse of type str. Pass a bool, static in jax.jit."),
+    (ragged(return_lse="no"), TypeError, "ragged_attention: return_lse must be True or False, got return_lse of type str. Pass a bool, static in jax.jit."),
     (attend(tile=256), TypeError, f"attention: tile must be a pair of numbers of rows, got tile of type int. {TILE}"),
     (attend(tile=(16, 24)), ValueError, f"attention: tile must be multiples of 16, got tile (16, 24). {TILE}"),
     (attend(implementation="flash"), ValueError, "attention: implementation must be None, 'loops', 'kernel', 'interpret' or 'cudnn', got implementation 'flash'. Leave it out for a kernel where there is one, and loops elsewhere."),

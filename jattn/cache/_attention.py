@@ -86,7 +86,7 @@ def attention(
       both.
 
     Raises:
-      TypeError: `cache` is not a cache, mask not a mask, or a dtype is of the wrong kind.
+      TypeError: `cache` is not a cache, mask not a mask, return_lse no bool, or a dtype is of the wrong kind.
       ValueError: shapes do not fit; or, outside jit, the window of a query reaches back to what a ring let go.
 
     Memory: linear in T and S. Few queries read a buffer once and whole, and pages or bytes a part at a time, no
@@ -107,6 +107,7 @@ def attention(
       >>> bool(jnp.allclose(last, whole[:, :, 5:], atol=1e-6))
       True
     """
+    return_lse = _errors.flag("attention", "return_lse", return_lse)
     x = _queries("attention", q, mask, sink, scale, lengths, q_positions, cache)
     out, m, log_sum = _partial("attention", x, cache, score)
     out = out.astype(_dtype_of_out(x, cache))
@@ -179,6 +180,7 @@ def cascade(
       (3, 2, 1, 4)
     """
     caller = "cascade"
+    return_lse = _errors.flag(caller, "return_lse", return_lse)
     if shape_of(caller, prefix, "prefix")[0] != 1:
         got = {"prefix": f"of {prefix.length.shape[0]} rows"}
         _errors.fail(ValueError, caller, "prefix must have one row", "Make it with B=1: all rows share it.", **got)

@@ -303,7 +303,7 @@ def grouped(
       (4, 5, 8)
     """
 
-    shared: dict[str, Any] = {**options, "return_lse": return_lse}
+    shared: dict[str, Any] = {**options, "return_lse": _errors.flag("grouped", "return_lse", return_lse)}
     key = shared.pop("dropout_key", None)
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
