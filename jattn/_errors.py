@@ -63,14 +63,15 @@ def array(caller: str, name: str, x: Any) -> jax.Array:
 
 
 def whole_numbers(caller: str, name: str, x: Any, remedy: str) -> jax.Array:
-    """Integers that count, as int32: what that does not hold, or not its opposite, is brought to its
-    nearest end, where it would wrap."""
+    """Integers that count, as int32. What that does not hold, or not its opposite, is clipped: it would wrap."""
     if isinstance(x, np.ndarray | np.integer | list | tuple) and not any(
         isinstance(a, jax.Array) for a in jax.tree.leaves(x)
     ):
         with contextlib.suppress(TypeError, ValueError):  # of what is no array, which `array` refuses
             held = np.asarray(x)
-            x = np.clip(held, -MOST, MOST) if held.dtype.kind in "iu" and held.dtype.itemsize > 4 else x
+            beyond = held.dtype == object and all(type(n) is int for n in held.flat)  # what int64 does not hold
+            if beyond or (held.dtype.kind in "iu" and held.dtype.itemsize > 4):
+                x = np.clip(held, -MOST, MOST).astype(np.int32)
     x = array(caller, name, x)
     kind(caller, name, x, jnp.integer, remedy)
     return x if x.dtype == jnp.int32 else _clipped_to_int32(x)

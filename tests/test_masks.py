@@ -347,7 +347,7 @@ def test_a_count_or_a_number_of_a_row_beyond_int32_is_the_last_one_and_does_not_
         assert masks.to_dense(masks.lengths(np.int64(far), np.uint64(2**64 - 1)), 3, 3).all()
         assert masks.to_dense(masks.prefix(np.int64(far)), 3, 3).all()
         assert not masks.to_dense(masks.lengths(k=np.int64(-far)), 3, 3).any()
-        for starts in ([0, far], np.array([0, far]), np.array([-far, far]), jnp.array([0, 2**31 - 1])):
+        for starts in ([0, far], [0, 2**70], np.array([0, far]), np.array([-far, far]), jnp.array([0, 2**31 - 1])):
             assert masks.to_dense(masks.ragged(starts), 3, 3).all()
         roots = masks.to_dense(masks.tree(np.array([-1, far, 0])), 3, 3)
         np.testing.assert_array_equal(roots, masks.to_dense(masks.tree([-1, -1, 0]), 3, 3))

@@ -59,6 +59,16 @@ def test_a_mask_may_be_made_of_what_is_differentiated(f):
     assert_close(both(dense=False), both(dense=True), ulps=64)
 
 
+def test_a_rate_in_16_bits_drops_what_the_same_rate_in_32_bits_does():
+    x, key = jnp.zeros((64, 1)), jax.random.key(0)
+    for dtype in (jnp.bfloat16, jnp.float16):
+        rate = jnp.asarray(0.1, dtype)
+        got, want = (
+            jattn.attention(x, x, jnp.eye(64), dropout_rate=r, dropout_key=key) for r in (rate, jnp.float32(rate))
+        )
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize(("rate", "wide"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float64")])
 def test_what_dropout_keeps_is_divided_in_the_dtype_of_the_arithmetic_whatever_that_of_the_rate(rate, wide):
     with jax.enable_x64(True):
