@@ -277,7 +277,7 @@ def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.
         return None
     key, rate = tile.dropout
     kept = key if key.dtype == jnp.bool_ else kept_pairs(plan, tile, key, rate, transposed=transposed)
-    rate = rate.astype(_errors.wide(rate, tile.q))  # it was drawn with as it is; the division is not to be rounded so
+    rate = rate.astype(_errors.wide(rate, tile.q))  # so that the division is not rounded to a rate of fewer bits
     return jnp.where(kept, 1 / (1 - rate), 0).astype(plan.dtype)
 
 
