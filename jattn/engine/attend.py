@@ -78,6 +78,14 @@ def mask_leaf(x: Any) -> Any:
     return jax.device_put(np.int32(x)) if isinstance(x, int) else jax.lax.stop_gradient(x)
 
 
+def _dropout(key: jax.Array, rate: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Key and rate of dropout as constants. A Python float, with jax_enable_x64 a float64, takes the dtype of the
+    arithmetic: in float32 the draws are then those without jax_enable_x64, and those that kernels make."""
+    if jax.typeof(rate).weak_type and rate.dtype.itemsize > np.dtype(dtype).itemsize:
+        rate = rate.astype(dtype)
+    return jax.lax.stop_gradient(key), jax.lax.stop_gradient(rate)
+
+
 def _as_constant(x: jax.Array) -> jax.Array:
     """The share of what is kept, over itself: 1, with the derivative of what is divided by a traced one.
 
@@ -104,6 +112,6 @@ def make_plan(
     mask = jax.tree.map(mask_leaf, mask)
     scale = jax.device_put(np.asarray(x.q.shape[1] ** -0.5, dtype)) if x.scale is None else x.scale
     sink = x.sink.reshape(()) if x.sink is not None and x.sink.shape != (T,) else x.sink
-    dropout = jax.tree.map(jax.lax.stop_gradient, x.dropout)
+    dropout = None if x.dropout is None else _dropout(*x.dropout, dtype)
     x = x._replace(captured=captured, mask=mask, scale=scale, sink=sink, dropout=dropout)
     return Plan(T, S, q_tile, k_tile, dtype, closed, classes(mask), platform, tile, implementation, caller=caller), x
