@@ -186,7 +186,7 @@ plant("dropout drawn in 16 bits", "jattn/arguments/options.py",
       "one_head.py::test_a_rate_in_16_bits_drops_what_the_same_rate_in_32_bits_does")
 plant("dropout of a Python rate drawn in 64 bits", "jattn/engine/attend.py", "rate.dtype.itemsize > np", "0 > np",
       "kernels.py::test_a_rate_of_dropout_is_drawn_in_float32_but_for_an_array_of_float64")
-plant("what dropout keeps divided in 16 bits", TILE, "rate = rate.astype(_errors.wide(rate, tile.q))", "rate = rate",
+plant("what dropout keeps divided in the fewer bits", TILE, "rate.astype(max(", "rate.astype(min(",
       "one_head.py::test_what_dropout_keeps_is_divided_in_the_dtype_of_the_arithmetic_whatever_that_of_the_rate")
 plant("counts that wrap", "jattn/_errors.py", "np.clip(held, -MOST, MOST).astype(np.int32)", "held.astype(np.int32)",
       "masks.py::test_a_count_or_a_number_of_a_row_beyond_int32_is_the_last_one_and_does_not_wrap")

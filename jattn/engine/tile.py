@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn import _errors
 from jattn._numerics import (
     HIDDEN,
     after,
@@ -277,7 +276,8 @@ def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.
         return None
     key, rate = tile.dropout
     kept = key if key.dtype == jnp.bool_ else kept_pairs(plan, tile, key, rate, transposed=transposed)
-    rate = rate.astype(_errors.wide(rate, tile.q))  # so that the division is not rounded to a rate of fewer bits
+    # The wider of the two: the division is not rounded to a rate of fewer bits.
+    rate = rate.astype(max(rate.dtype, jnp.dtype(plan.dtype), key=lambda dtype: dtype.itemsize))
     return jnp.where(kept, 1 / (1 - rate), 0).astype(plan.dtype)
 
 
