@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MOST = 2**31 - 1
-"""The largest int32, in which rows and tokens are counted."""
+"""The largest int32, in which rows and tokens are counted: no distance is larger."""
 
 
 def shape(x: Any) -> str:
@@ -64,9 +64,7 @@ def array(caller: str, name: str, x: Any) -> jax.Array:
 
 def whole_numbers(caller: str, name: str, x: Any, remedy: str) -> jax.Array:
     """Integers that count, as int32. What that does not hold, or not its opposite, is clipped: it would wrap."""
-    if isinstance(x, np.ndarray | np.integer | list | tuple) and not any(
-        isinstance(a, jax.Array) for a in jax.tree.leaves(x)
-    ):
+    if _on_host(x):
         with contextlib.suppress(TypeError, ValueError):  # of what is no array, which `array` refuses
             held = np.asarray(x)
             beyond = held.dtype == object and all(type(n) is int for n in held.flat)  # what int64 does not hold
@@ -75,6 +73,12 @@ def whole_numbers(caller: str, name: str, x: Any, remedy: str) -> jax.Array:
     x = array(caller, name, x)
     kind(caller, name, x, jnp.integer, remedy)
     return x if x.dtype == jnp.int32 else _clipped_to_int32(x)
+
+
+def _on_host(x: Any) -> bool:
+    """Whether x is numbers of Python or NumPy, none of them on a device: these alone exceed what JAX holds."""
+    given = isinstance(x, np.ndarray | np.integer | list | tuple | int)
+    return given and not any(isinstance(a, jax.Array) for a in jax.tree.leaves(x))
 
 
 @jax.jit
@@ -103,12 +107,12 @@ def floating(caller: str, **arrays: jax.Array) -> None:
 def dtype(caller: str, given: Any, remedy: str, *others: Any) -> Any:
     """The dtype that was asked for by name or by type: floating point, or one of `others`."""
     must = " or ".join(("dtype must be floating point", *(jnp.dtype(other).name for other in others)))
-    try:
-        found = jnp.dtype(given if given is not None else "None")  # of which NumPy would make float64
-    except TypeError:
-        fail(TypeError, caller, must, remedy, dtype=repr(given))
-    if not (jnp.issubdtype(found, jnp.floating) or found in others):
-        fail(TypeError, caller, must, remedy, dtype=str(found))
+    found = None
+    if given is not None:  # NumPy would make float64 of it
+        with contextlib.suppress(TypeError):
+            found = jnp.dtype(given)
+    if found is None or not (jnp.issubdtype(found, jnp.floating) or found in others):
+        fail(TypeError, caller, must, remedy, dtype=repr(given) if found is None else str(found))
     return found
 
 
@@ -268,11 +272,7 @@ def _positions(caller: str, side: str, length: int, given: Any) -> jax.Array | N
 
 def in_int32(caller: str, name: str, given: Any, remedy: str = "Count the tokens from one that is nearer.") -> None:
     """Refuses what int32 does not hold of Python and NumPy: it would wrap. Numbers on a device are not asked."""
-    if not isinstance(given, np.ndarray | np.integer | list | tuple | int):
-        return
-    if any(isinstance(x, jax.Array) for x in jax.tree.leaves(given)):
-        return
-    held = reals(given)
+    held = reals(given) if _on_host(given) else None
     if held is not None and (held.min(initial=0) < -(2**31) or held.max(initial=0) >= 2**31):
         fail(ValueError, caller, f"{name} must be numbers that int32 holds", remedy, **{name: held})
 

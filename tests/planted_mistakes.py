@@ -392,7 +392,7 @@ plant("bits of ids that all rows have", BY_ROW, "jnp.bitwise_or.reduce", "jnp.bi
 plant("sinks that stand after the query", BY_POSITION, "return (k.positions < self.n) & (k.positions <= q.positions)",
       "return k.positions < self.n", BOOLEANS)
 plant("a strided tile without the key beyond the local ones", "jattn/masks/_strided.py",
-      "reach = min(self.local + 1, MOST) if", "reach = self.local if", f"{EXACT}[strided, one more]")
+      "reach = min(self.local + 1, _errors.MOST) if", "reach = self.local if", f"{EXACT}[strided, one more]")
 plant("a sequence without keys taken for one with some", BY_ROW, "& (jnp.diff(self._of_keys) > 0)",
       "| (jnp.diff(self._of_keys) > 0)", f"{EXACT}[ragged, both]")
 plant("a subtree with the token after it", "jattn/masks/_tree.py", "& (self.number < self.after)",

@@ -430,7 +430,7 @@ TABLE = [
     (lambda: masks.neighbourhood((4, 5), (1, 1, 1)), ValueError, "neighbourhood: radius must have one entry an axis, got radius (1, 1, 1). Give one number for all axes, or one for each."),
     (lambda: masks.neighbourhood((4, 5), 1, dilation=0), ValueError, "neighbourhood: dilation must be at least 1, got dilation 0. Pass a Python int of at least 1."),
     (lambda: masks.neighbourhood((4, 5), 1, causal_axes=(2,)), ValueError, "neighbourhood: causal_axes must be axes of shape, got causal_axes (2,). Give the number of each causal axis, counted from 0, once."),
-    (lambda: masks.neighbourhood((2**17, 2**17), 1), ValueError, "neighbourhood: shape must be of tokens that int32 counts, got shape (131072, 131072). Cut the array in pieces that have fewer tokens."),
+    (lambda: masks.neighbourhood((2**17, 2**17), 1), ValueError, "neighbourhood: shape must have at most 2³¹ − 1 tokens, got shape (131072, 131072). Cut the array in pieces that have fewer tokens."),
     (lambda: masks.neighbourhood((4, 5), 1, dilation=2, causal_axes=(1,)), ValueError, "neighbourhood: shape must be at least (2 · radius + 1) · dilation, got shape (4, 5) and radius (1, 1) and dilation (2, 2). Every query attends 2 · radius + 1 keys along an axis: it has to be at least (6, 1) here."),
     (attend(q=KEYS, mask=masks.neighbourhood((4, 4), 1)), ValueError, "attention: shape must be that of the T = S tokens, got shape (4, 4) and T 17 and S 17. The array of tokens has 16; or say where the rows stand in it."),
     # ragged_attention

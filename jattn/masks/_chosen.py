@@ -12,7 +12,7 @@ from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Integer
 from jattn._values import show, static, value
 from jattn.masks._algebra import Mask
-from jattn.masks._counts import MOST, distance
+from jattn.masks._counts import distance
 from jattn.masks._tiles import BlockState, Spans, TileAxis, block_state, over_vectors
 
 UNROLLED = 8
@@ -48,7 +48,7 @@ class ChosenBlocks(Mask):
 
     def by_rows(self, q_positions: jax.Array, k_positions: jax.Array, distances: jax.Array | None = None) -> Mask:
         chosen = self._of_queries(q_positions)
-        in_range = (chosen >= 0) & (chosen <= MOST // self.size)
+        in_range = (chosen >= 0) & (chosen <= _errors.MOST // self.size)
         return ChosenByRows(jnp.where(in_range, chosen * self.size, -1).T, self.size)
 
     def block_state(self, q: Spans, k: Spans) -> BlockState:

@@ -8,13 +8,10 @@ import numpy as np
 
 from jattn import _errors
 
-MOST = _errors.MOST
-"""Positions are int32: beyond it no distance lies."""
-
 
 def distance(caller: str, name: str, n: Any, *, least: int = 0) -> int:
     """A static number of tokens, as large as any distance between two of them can be."""
-    return min(_errors.count(caller, name, n, least=least), MOST)
+    return min(_errors.count(caller, name, n, least=least), _errors.MOST)
 
 
 def first_tokens(caller: str, n: Any) -> jax.Array | int:
@@ -27,7 +24,7 @@ def first_tokens(caller: str, n: Any) -> jax.Array | int:
 def token_count(caller: str, name: str, n: Any, unit: str) -> jax.Array | int:
     """A whole number of rows or tokens, possibly traced: a leaf of a mask. Below 0 is 0."""
     if type(n) is int:
-        return max(0, min(n, MOST))
+        return max(0, min(n, _errors.MOST))
     x = _errors.whole_numbers(caller, name, n, f"It counts {unit}: pass a whole number.")
     if x.ndim:
         remedy = "Pass one; map over a batch of them with jax.vmap."

@@ -12,7 +12,6 @@ from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import static, value
 from jattn.masks._algebra import Mask
-from jattn.masks._counts import MOST
 from jattn.masks._tiles import BlockState, Ends, Spans, TileAxis, block_state
 
 
@@ -189,9 +188,9 @@ def neighbourhood(
     least = tuple(
         1 if axis in causal else (2 * r + 1) * step for axis, (r, step) in enumerate(zip(radii, steps, strict=True))
     )
-    if math.prod(sizes) > MOST:
+    if math.prod(sizes) > _errors.MOST:
         remedy = "Cut the array in pieces that have fewer tokens."
-        _errors.fail(ValueError, caller, "shape must be of tokens that int32 counts", remedy, shape=str(sizes))
+        _errors.fail(ValueError, caller, "shape must have at most 2³¹ − 1 tokens", remedy, shape=str(sizes))
     if any(n < m for n, m in zip(sizes, least, strict=True)):
         remedy = f"Every query attends 2 · radius + 1 keys along an axis: it has to be at least {least} here."
         got = {"shape": str(sizes), "radius": str(radii), "dilation": str(steps)}

@@ -1,9 +1,10 @@
 """Masks with a stride: keys at equal distances, counted back from the query."""
 
+from jattn import _errors
 from jattn._types import Array, Bool
 from jattn._values import static, value
 from jattn.masks._algebra import Mask
-from jattn.masks._counts import MOST, distance
+from jattn.masks._counts import distance
 from jattn.masks._tiles import BlockState, Spans, TileAxis, block_state
 
 
@@ -46,7 +47,7 @@ class Strided(Mask):
         some = (farthest >= 0) & ((nearest <= self.local) | (multiple >= nearest))
         one = (nearest == farthest) & (multiple == farthest)
         # All of those within reach, and perhaps one more.
-        reach = min(self.local + 1, MOST) if (self.local + 1) % self.stride == 0 else self.local
+        reach = min(self.local + 1, _errors.MOST) if (self.local + 1) % self.stride == 0 else self.local
         return block_state(some, (nearest >= 0) & ((farthest <= reach) | one | (self.stride == 1)))
 
     def __repr__(self) -> str:
