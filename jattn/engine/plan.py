@@ -104,12 +104,18 @@ class Plan:
 
     @property
     def working_set_bytes(self) -> int | None:
-        """The working set of one tile: its logits and its weights; None, for no limit, with few queries."""
+        """The working set of one tile: its logits and its weights; None, for no limit, with few queries.
+
+        All that a group may have, where one example at a time is traced and compiled faster: in the form for what is
+        not finite, which is rare, and where that has the same kernels then and several large tiles take no longer.
+        """
         if self.q_tile < tuning.FEW_QUERIES:
             return None
-        if self.all_masked:  # what is not finite is rare: one example at a time is traced and compiled faster
+        tile = 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
+        several = self.platform == "cpu" and self.q_tiles * self.k_tiles != 1
+        if self.all_masked or (several and tile >= tuning.LARGE_TILE_BYTES):
             return tuning.group_bytes(self.platform)
-        return 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
+        return tile
 
     def pad_rows(self, x: jax.Array, value: Any = 0) -> jax.Array:
         """[T, ...] with rows added until whole tiles cover it."""
