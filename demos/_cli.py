@@ -67,7 +67,8 @@ def save(out: Path, write: Callable[[], Made], what: str = "folder that can be w
     try:
         return write()
     except OSError as error:
-        raise BadInput(f"--out {out}: {error.strerror}. Name a {what}.") from error
+        why = error.strerror or "a folder has the name of a file to write"  # jattn's own refusal, not the system's
+        raise BadInput(f"--out {out}: {why}. Name a {what}.") from error
 
 
 def console() -> Console:

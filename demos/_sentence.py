@@ -7,6 +7,7 @@ from typing import Any
 from _cli import BadInput
 
 Words = list[tuple[str, list[float]]]
+JOINERS = str.maketrans("", "", "\u200c\u200d")  # within words of Persian and Hindi, and within emoji
 LARGEST = 1e100  # the square of a larger one may not be a float64
 
 
@@ -24,7 +25,7 @@ def read(args: argparse.Namespace, default: Words) -> Words:
         words = default if args.word is None else [_from_text(text) for text in args.word]
     for word, x in words:
         first, width = words[0][0], len(words[0][1])
-        if not word.strip() or not word.isprintable():
+        if not (seen := word.translate(JOINERS)).strip() or not seen.isprintable():
             raise BadInput(f"the word {word!r} is empty or cannot be printed. Use letters.")
         if not x or len(x) != width:
             many = f"{word!r} has {len(x)} numbers and {first!r} has {width}"

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _children import environment
+from matplotlib.figure import Figure
 
-from jattn import reference
+from jattn import figures, reference
 
 pytestmark = pytest.mark.structure
 
@@ -281,6 +282,21 @@ def test_any_sentence_agrees_with_numpy(text, tmp_path):
         close(r[field], expected)
     assert len(set(r["words"])) == len(r["words"])
     demo.show(cli.console(), r)
+
+
+@pytest.mark.parametrize("word", ["می\u200cروم", "👩\u200d🏫"])
+def test_joiners_within_words_and_emoji_are_letters_of_them(word):
+    demo = importlib.import_module("walk_near_river_bank")
+    r = cli.evaluate(demo.compute, arguments(f"--word={word}=1,0", "--word=b=0,1"))
+    assert r["words"] == [word, "b"]
+    with pytest.raises(cli.BadInput, match="is empty or cannot be printed"):
+        cli.evaluate(demo.compute, arguments("--word=\u200d=1,0"))
+
+
+def test_a_folder_where_a_picture_is_to_lie_is_named_as_such(tmp_path):
+    (tmp_path / "bank.png").mkdir()
+    with pytest.raises(cli.BadInput, match="a folder has the name of a file to write"):
+        cli.save(tmp_path, lambda: figures.save(Figure(), tmp_path / "bank"))
 
 
 @pytest.mark.parametrize("vectors", [["solo=3"], ["a=1,0", "b=1,0"], ["a=0,0"], ["a=1e99,1", "b=-1e99,2"],
