@@ -106,8 +106,8 @@ class Plan:
     def working_set_bytes(self) -> int | None:
         """The working set of one tile: its logits and its weights; None, for no limit, with few queries.
 
-        All that a group may have, where one example at a time is traced and compiled faster: in the form for what is
-        not finite, which is rare, and where that has the same kernels then and several large tiles take no longer.
+        As much as a group may have where a group is to be one example, which is traced and compiled faster: in the form
+        for what is not finite, which is rare, and of several large tiles, whose two forms then share their kernels.
         """
         if self.q_tile < tuning.FEW_QUERIES:
             return None
