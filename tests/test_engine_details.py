@@ -1,5 +1,7 @@
 """Details of the tiles and their derivatives that no other test would miss, each with what makes it matter."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -195,3 +197,12 @@ def test_of_few_pairs_value_and_gradient_compute_the_weights_once():
         return gradient.lower(x, x, x, x).compile().as_text().count(" dot(")
 
     assert (products(64), products(80)) == (6, 7)
+
+
+@pytest.mark.parametrize(("T", "largest"), [(1024, "<512x512xf32>"), (512, "<4x512x512xf32>")])
+def test_of_several_large_tiles_a_cpu_has_one_example_in_a_group_and_of_a_single_one_four(T, largest):
+    x = jax.ShapeDtypeStruct((8, T, 16), jnp.float32)
+    attend = jax.jit(jax.vmap(lambda q, k, v: jattn.attention(q, k, v, mask=masks.causal())))
+    program = attend.trace(x, x, x).lower(lowering_platforms=("cpu",)).as_text()
+    logits = set(re.findall(r"<(?:\d+x)*512x512xf32>", program))
+    assert max(logits, key=len) == largest
