@@ -199,10 +199,12 @@ def test_of_few_pairs_value_and_gradient_compute_the_weights_once():
     assert (products(64), products(80)) == (6, 7)
 
 
-@pytest.mark.parametrize(("T", "largest"), [(1024, "<512x512xf32>"), (512, "<4x512x512xf32>")])
-def test_of_several_large_tiles_a_cpu_has_one_example_in_a_group_and_of_a_single_one_four(T, largest):
-    x = jax.ShapeDtypeStruct((8, T, 16), jnp.float32)
-    attend = jax.jit(jax.vmap(lambda q, k, v: jattn.attention(q, k, v, mask=masks.causal())))
-    program = attend.trace(x, x, x).lower(lowering_platforms=("cpu",)).as_text()
-    logits = set(re.findall(r"<(?:\d+x)*512x512xf32>", program))
-    assert max(logits, key=len) == largest
+@pytest.mark.parametrize(
+    ("T", "S", "tile", "examples"),
+    [(4096, 4096, "512x512xf32", ""), (1024, 1024, "512x512xf32", "4x"), (64, 131072, "64x4096xf32", "4x")],
+)
+def test_in_loops_over_rows_of_large_tiles_a_cpu_has_one_example_in_a_group_and_elsewhere_several(T, S, tile, examples):
+    q, k = (jax.ShapeDtypeStruct((8, n, 24), jnp.float32) for n in (T, S))
+    program = jax.jit(jax.vmap(jattn.attention)).trace(q, k, k).lower(lowering_platforms=("cpu",)).as_text()
+    logits = re.findall(rf"<((?:\d+x)*){tile}>", program)
+    assert max(logits, key=len) == examples
