@@ -113,9 +113,9 @@ def dot_product_attention(
       the residual has its gradient and is not rounded to the dtype of key.
 
     Raises:
-      TypeError: a dtype is of the wrong kind; or is_causal or return_residual is no bool.
+      TypeError: a dtype is of the wrong kind; is_causal or return_residual is no bool; or implementation is no string.
       ValueError: shapes do not fit; positions are missing where they matter; or an implementation that cannot do
-        the call.
+        the call, as 'xla' with a dropout_rate that is not 0.
 
     Memory: linear in T and S, as `attention`; heads and examples are computed a few at a time.
 
@@ -134,40 +134,41 @@ def dot_product_attention(
     is_causal = _errors.flag(_CALLER, "is_causal", is_causal)
     return_residual = _errors.flag(_CALLER, "return_residual", return_residual)
     (B, T, N, _), (_, S, K, _) = query.shape, value.shape
-    if implementation not in (None, "loops", "kernel", "interpret", "cudnn"):
+    options.implementation(_CALLER, implementation, "xla")
+    shared = mask if isinstance(mask, Mask) else None
+    pairs: dict[str, jax.Array] = {}
+    if mask is not None and shared is None:
+        pairs["mask"] = _of_pairs("mask", options.booleans(_CALLER, "mask", mask), (B, N, T, S))
+    if bias is not None:
+        pairs["bias"] = _of_pairs("bias", options.bias_array(_CALLER, bias), (B, N, T, S))
+    lengths = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
+    filled = {
+        name: heads.per_row(_CALLER, name, n, (B,), "[B]", "rows") for name, n in lengths.items() if n is not None
+    }
+    scale = None if scale is None else options.scale_array(_CALLER, scale, axis="H")
+    around = None if local_window_size is None else _window_sizes(_CALLER, local_window_size)
+    if implementation == "xla":
         ours = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
-        ours["dropout_key"] = dropout_key
-        reason = unsupported_reason(
-            implementation, query, key, value, mask, [name for name, x in ours.items() if x is not None]
-        )
+        ours |= {"dropout_rate": dropout_rate if options.drops(dropout_rate) else None, "dropout_key": dropout_key}
+        reason = unsupported_reason(query, key, value, mask, [name for name, x in ours.items() if x is not None])
         if reason is not None:
             must = f"implementation must be able to do this call ({reason})"
             got = {"implementation": repr(implementation)}
             _errors.fail(ValueError, _CALLER, must, "Leave it out, or change what stands in its way.", **got)
-        found = call_jax_nn(
-            query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths, scale=scale, is_causal=is_causal,
-            local_window_size=local_window_size, implementation=implementation, return_residual=return_residual,
-        )  # fmt: skip
+        same: Any = {"scale": scale, "is_causal": is_causal, "local_window_size": around, **filled, **pairs}
+        found = jax.nn.dot_product_attention(
+            query, key, value, **same, implementation=implementation, return_residual=return_residual
+        )
         return jax.tree.map(lambda x: x[0], found) if unbatched else found
 
-    own: dict[str, _Option] = {}
-    shared = mask if isinstance(mask, Mask) else None
+    own = {name: _by_head(x, K) for name, x in pairs.items()}
+    own |= {name: _Option(x, (0, None, None)) for name, x in filled.items()}
     if shared is not None:
         shared.validate(_CALLER, T, S, q_positions is not None or k_positions is not None)
-    if mask is not None and shared is None:
-        own["mask"] = _pairs("mask", options.booleans(_CALLER, "mask", mask), (B, N, T, S), K)
-    if bias is not None:
-        own["bias"] = _pairs("bias", options.bias_array(_CALLER, bias), (B, N, T, S), K)
     if sink is not None:
         sink = jnp.broadcast_to(heads.sink_per_head(_CALLER, sink, N, "N"), (N,))
         own["sink"] = _Option(heads.split_heads(sink, K), (None, 0, 0))
-    for name, lengths in (("query_seq_lengths", query_seq_lengths), ("key_value_seq_lengths", key_value_seq_lengths)):
-        if lengths is not None:
-            own[name] = _Option(heads.per_row(_CALLER, name, lengths, (B,), "[B]", "rows"), (0, None, None))
-
-    if scale is not None:
-        scale = options.scale_array(_CALLER, scale, axis="H")
-    one_sided = is_causal or local_window_size is not None
+    one_sided = is_causal or around is not None
     dependents = options.position_dependents(_CALLER, shared, score, _errors.wide(query, key, value))
     if dependents or (one_sided and (q_positions is None) != (k_positions is None)):
         _errors.both_positions(
@@ -185,8 +186,8 @@ def dot_product_attention(
     how: Any = {"tile": options.tile(_CALLER, tile), "implementation": implementation}
     if is_causal:
         shared = _and(shared, masks.causal())
-    if local_window_size is not None:
-        shared = _and(shared, local_window(_CALLER, local_window_size))
+    if around is not None:
+        shared = _and(shared, masks.window(*around))
 
     def head(q: jax.Array, k: jax.Array, v: jax.Array, own: dict[str, Any]) -> Any:
         allowed = shared
@@ -210,18 +211,15 @@ def dot_product_attention(
 
 
 def unsupported_reason(
-    implementation: Any, query: jax.Array, key: jax.Array, value: jax.Array, mask: Any, ours: Sequence[str] = ()
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: Any, ours: Sequence[str] = ()
 ) -> str | None:
     """Why jax.nn cannot do this call with its implementation `'xla'`, in words; None if it can.
 
     Args:
-      implementation: what was asked for.
       query: [B, T, N, H]. key: [B, S, K, H]. value: [B, S, K, Hv].
       mask: as in `dot_product_attention`.
       ours: the names of the arguments in use that jax.nn does not have.
     """
-    if implementation != "xla":
-        return "there are None, 'loops', 'kernel', 'interpret' and 'cudnn', which are jattn's own, and 'xla'"
     if ours:
         return f"jax.nn has no {' and no '.join(ours)}"
     if isinstance(mask, Mask):
@@ -231,25 +229,6 @@ def unsupported_reason(
     if key.shape != value.shape:
         return "jax.nn wants value as wide as key"
     return None
-
-
-def call_jax_nn(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: Any,
-    mask: Any,
-    q_lengths: Any,
-    k_lengths: Any,
-    **same: Any,
-) -> Any:
-    """The call handed to jax.nn, which wants its lengths in int32."""
-    filled = {
-        name: n if n is None else jnp.asarray(n, jnp.int32)
-        for name, n in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths))
-    }
-    jax_nn: Any = jax.nn.dot_product_attention
-    return jax_nn(query, key, value, bias, mask, **filled, **same)
 
 
 class _Option(NamedTuple):
@@ -293,10 +272,15 @@ def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.
     return q, k, v, unbatched
 
 
-def _pairs(name: str, x: jax.Array, full: tuple[int, int, int, int], K: int) -> _Option:
-    """A bias or mask that broadcasts to [B, N, T, S], split into [B, K, N / K, T, S] where it has these axes."""
+def _of_pairs(name: str, x: jax.Array, full: tuple[int, int, int, int]) -> jax.Array:
+    """A bias or mask that broadcasts to [B, N, T, S], with four axes: those that are missing are the leading ones, as
+    in jax.nn."""
     _errors.broadcastable(_CALLER, name, x, full, "[B, N, T, S]")
-    x = x.reshape((1,) * (4 - x.ndim) + x.shape)  # axes that are missing are the leading ones, as in jax.nn
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def _by_head(x: jax.Array, K: int) -> _Option:
+    """A bias or mask of four axes, split into [B, K, N / K, T, S] where it has these axes."""
     one_batch, one_head = x.shape[0] == 1, x.shape[1] == 1
     if not one_head:
         x = heads.split_heads(x, K, 1)
@@ -311,10 +295,14 @@ def _and(a: Mask | None, b: Mask) -> Mask:
 
 def local_window(caller: str, size: Any) -> Mask:
     """jax.nn's local_window_size: (left, right), or one number for both sides."""
+    return masks.window(*_window_sizes(caller, size))
+
+
+def _window_sizes(caller: str, size: Any) -> tuple[int, int]:
     sizes = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(sizes) != 2:
         got = {"local_window_size": f"of {len(sizes)} numbers"}
         remedy = "Pass (left, right), or one number for both."
         _errors.fail(ValueError, caller, "local_window_size must be two numbers of tokens", remedy, **got)
     left, right = (_errors.count(caller, "local_window_size", x) for x in sizes)
-    return masks.window(left, right)
+    return left, right

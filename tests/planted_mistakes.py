@@ -857,7 +857,7 @@ plant("params of a head that broadcast", "jattn/heads/_params.py",
       "if found != tuple(lengths.get(axis) for axis in letters):", "if len(found) != len(letters):",
       "messages.py::test_each_refusal_is_word_for_word")
 plant("a rate of dropout of NumPy that is 1 or more", "jattn/arguments/options.py",
-      "if _errors.known(rate) and not 0", "if isinstance(given, int | float) and not 0",
+      "if _errors.known(share):", "if isinstance(rate, int | float):",
       "messages.py::test_each_refusal_is_word_for_word")
 plant("several keys of dropout taken for one", "jattn/arguments/options.py",
       "jax.dtypes.prng_key) and key.ndim == 0:", "jax.dtypes.prng_key):",

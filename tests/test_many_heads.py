@@ -117,6 +117,21 @@ def test_xla_takes_what_has_no_batch():
     assert_same(got, want)
 
 
+@pytest.mark.structure
+@pytest.mark.parametrize("rate", [0.5, np.float32(0.5), "traced"])
+def test_xla_never_leaves_dropout_out(rate):
+    """jax.nn has none: with a key and without one the call is refused."""
+    x = batch(np.float32, query=(B, T, N, D), key=(B, S, K, D), value=(B, S, K, D))
+    call = lambda rate, key=None: jattn.dot_product_attention(  # noqa: E731
+        *x, implementation="xla", dropout_rate=rate, dropout_key=key
+    )
+    given, call_of = (0.5, jax.jit(call)) if rate == "traced" else (rate, call)
+    for key in (None, jax.random.key(0)):
+        with pytest.raises(ValueError, match=r"^dot_product_attention: .* \(jax\.nn has no dropout_rate"):
+            call_of(given, key)
+    assert_same(call(0.0), jax.nn.dot_product_attention(*x))  # the control
+
+
 def of_jax_nn(*x, **options):
     return tuple(a[0] for a in jax.nn.dot_product_attention(*(a[None] for a in x), **options))
 

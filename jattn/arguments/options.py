@@ -84,21 +84,33 @@ def dropout(
     caller: str, rate: Any, key: Any, name: str = "dropout_rate", key_name: str = "dropout_key"
 ) -> tuple[jax.Array, jax.Array] | None:
     """(key, rate), or None where nothing is dropped."""
-    number = isinstance(rate, int | float | np.number)
-    if number and rate == 0:
+    if not drops(rate):
         return None
-    given, rate = rate, _errors.scalar(caller, name, rate, "Map over several with jax.vmap.")
-    if _errors.known(rate) and not 0 <= (share := given if number else float(_errors.read(rate))) < 1:
-        must, remedy = (
-            f"{name} must be at least 0 and less than 1",
-            "Give the share of weights to drop; 0 drops none.",
-        )
-        _errors.fail(ValueError, caller, must, remedy, **{name: str(share)})
+    rate = dropout_share(caller, rate, name)
     if key is None:
         must = f"{key_name} must be given where {name} is not 0"
         _errors.fail(ValueError, caller, must, _key_remedy(key_name), **{key_name: "None"})
     # In 16 bits the draws would be as coarse as the rate, and kernels draw in float32.
     return one_key(caller, key, key_name), rate.astype(jnp.float32) if rate.dtype.itemsize < 4 else rate
+
+
+def drops(rate: Any) -> bool:
+    """Whether weights may be dropped at that rate: unless it is 0 and a number. A traced one may be anything."""
+    return not (isinstance(rate, int | float | np.number) and rate == 0)
+
+
+def dropout_share(caller: str, rate: Any, name: str = "dropout_rate") -> jax.Array:
+    """The share of weights to drop, possibly traced; what is known of it is at least 0 and less than 1."""
+    share = _errors.scalar(caller, name, rate, "Map over several with jax.vmap.")
+    if _errors.known(share):
+        n = rate if isinstance(rate, int | float | np.number) else float(_errors.read(share))
+        if not 0 <= n < 1:
+            must, remedy = (
+                f"{name} must be at least 0 and less than 1",
+                "Give the share of weights to drop; 0 drops none.",
+            )
+            _errors.fail(ValueError, caller, must, remedy, **{name: str(n)})
+    return share
 
 
 def _key_remedy(name: str) -> str:
@@ -135,12 +147,20 @@ def tile(caller: str, given: Any) -> tuple[int, int] | None:
     return q, k
 
 
-def implementation(caller: str, given: Any) -> None:
-    """None, or one of the ways to run the engine."""
-    if given not in (None, "loops", "kernel", "interpret", "cudnn"):
-        must = "implementation must be None, 'loops', 'kernel', 'interpret' or 'cudnn'"
-        remedy = "Leave it out for a kernel where there is one, and loops elsewhere."
-        _errors.fail(ValueError, caller, must, remedy, implementation=repr(given))
+ENGINE = ("loops", "kernel", "interpret", "cudnn")
+"""The ways to run the engine, by name."""
+
+
+def implementation(caller: str, given: Any, *others: str) -> None:
+    """None, or the name of one of the ways to run the engine, or of one of `others`."""
+    names = (*ENGINE, *others)
+    if given is None or (isinstance(given, str) and given in names):
+        return
+    must = f"implementation must be None, {', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+    remedy = "Leave it out for a kernel where there is one, and loops elsewhere."
+    if not isinstance(given, str):
+        _errors.fail(TypeError, caller, must, remedy, implementation=_errors.kind_of(given))
+    _errors.fail(ValueError, caller, must, remedy, implementation=repr(given))
 
 
 def row_numbers(caller: str, rows: Any) -> jax.Array:

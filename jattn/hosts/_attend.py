@@ -38,11 +38,6 @@ def key_of_dropout(name: str, key: Any, off: str) -> jax.Array:
     return one_key("hosts", key, name)
 
 
-def drops(rate: Any) -> bool:
-    """Whether weights may be dropped at that rate: unless it is 0 and a number. A traced one may be anything."""
-    return not (isinstance(rate, int | float | np.number) and rate == 0)
-
-
 def attend_heads(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any) -> jax.Array:
     """`dot_product_attention` with any number of batch axes before the tokens: [*B, T, N, H] and [*B, S, K, H]."""
     batch, (query, key, value) = _one_batch(query=query, key=key, value=value)

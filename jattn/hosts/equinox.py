@@ -17,8 +17,8 @@ import jax
 
 from jattn import _errors
 from jattn._types import AnyArray, Array, ArrayLike, Bool, Float, Integer, PRNGKey
-from jattn.arguments.options import dropout
-from jattn.hosts._attend import Measured, attend_heads, drops, host, key_of_dropout, measure_heads
+from jattn.arguments.options import dropout_share, drops
+from jattn.hosts._attend import Measured, attend_heads, host, key_of_dropout, measure_heads
 from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
 
@@ -102,8 +102,8 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         mask = _mask(mask)
         off = self.dropout.inference if inference is None else inference
         if drops(self.dropout.p) and not _errors.flag("hosts", "inference", off):
+            dropout_share("hosts", self.dropout.p, "dropout_p")
             key = key_of_dropout("key", key, "inference=True")
-            dropout("hosts", self.dropout.p, key, "dropout_p", "key")
             options |= {"dropout_rate": jax.lax.stop_gradient(self.dropout.p), "dropout_key": key}  # as equinox has it
         out = attend_heads(q, k, v, None, mask, **options)
         out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], math.prod(out.shape[1:])))

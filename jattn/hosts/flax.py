@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jattn import _errors
 from jattn._numerics import promoted
 from jattn._types import Array, ArrayLike, DTypeLike, Float, Integer, PRNGKey
+from jattn.arguments.options import dropout_share, drops
 from jattn.hosts._attend import (
     attend_broadcast_dropout,
     attend_heads,
     chosen_rows,
-    drops,
     host,
     key_of_dropout,
     measure_heads,
@@ -87,7 +87,8 @@ def attention_fn(
 
     Raises:
       TypeError, ValueError: as `dot_product_attention`; or a precision that JAX does not know; or a module that keeps
-        nothing; or `deterministic` or `broadcast_dropout` is no bool where weights may be dropped.
+        nothing; or `statistics` is no bool; or `deterministic` or `broadcast_dropout` is none where weights may be
+        dropped; or a known dropout_rate is not in [0, 1) there; or `rows` are not rows of query.
       NotImplementedError: an einsum of the caller's own.
 
     Memory: linear in T and S, unless a module keeps the weights; R · S of a head for those of R rows.
@@ -123,6 +124,7 @@ def attention_fn(
         _errors.fail(TypeError, "hosts", must, remedy, module=_errors.kind_of(module))
     rows = None if rows is None else chosen_rows(rows)
     is_causal = _errors.flag("hosts", "is_causal", is_causal)
+    statistics = _errors.flag("hosts", "statistics", statistics)
     given = {"query": query, "key": key, "value": value}
     query, key, value = (_errors.array("hosts", name, x) for name, x in given.items())
     if dtype is None:
@@ -133,7 +135,7 @@ def attention_fn(
     dropping = drops(dropout_rate) and not _errors.flag("hosts", "deterministic", deterministic)
     if dropping:
         broadcast_dropout = _errors.flag("hosts", "broadcast_dropout", broadcast_dropout)
-        _errors.scalar("hosts", "dropout_rate", dropout_rate, "Pass one share for all heads.")
+        dropout_share("hosts", dropout_rate)
         dropout_rng = key_of_dropout("dropout_rng", dropout_rng, "deterministic=True")
     options = {"is_causal": is_causal} | (
         {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}
