@@ -284,28 +284,18 @@ def weights_of(
     if lse.shape != (T,):
         remedy = "Pass what attention(..., return_lse=True) returned for this q."
         _errors.fail(ValueError, caller, "lse must have the shape [T]", remedy, q=q, lse=lse)
-    rows = jnp.arange(T, dtype=jnp.int32) if rows is None else _rows_of(caller, q, rows)
+    if rows is None:
+        rows = jnp.arange(T, dtype=jnp.int32)
+    else:
+        found = arguments.row_numbers(caller, rows)
+        arguments.known_rows(caller, found, T, q=q)
+        found = found.astype(jnp.int32)  # a narrow one may not hold T
+        rows = jnp.where(found < 0, found + T, found)
     if rows.shape[0] == 0:  # of no query, and where there is none
         return jnp.zeros((0, S), _errors.wide(q, k, lse))
     dtype = _errors.wide(q, k, lse)  # as the values that were attended may be wider than q and k
     weights = _in_one_program(_weights, options, dtype, q.astype(dtype), k, lse.astype(dtype), rows)
     return weights if _errors.known(rows) else nan_where(((rows < 0) | (rows >= T))[:, None], weights)
-
-
-def _rows_of(caller: str, q: jax.Array, rows: ArrayLike) -> jax.Array:
-    """Numbers of rows of q, counted from the first; those that are negative are given from the end."""
-    found = arguments.row_numbers(caller, rows)
-    T, R = q.shape[0], found.shape[0]
-    if isinstance(T, int) and _errors.known(found):
-        chosen = _errors.read(found)  # by NumPy, which inside jit too says now what is so
-        wrong = bool(((chosen < -T) | (chosen >= T)).any())
-    else:
-        wrong = T == 0 and R != 0
-    if wrong:
-        remedy = f"Count from 0 to {T - 1}, or from the end, -1 the last." if T else "Pass no rows where q has none."
-        _errors.fail(ValueError, caller, "rows must be rows of q", remedy, q=q, rows=found)
-    found = found.astype(jnp.int32)  # a narrow one may not hold T
-    return jnp.where(found < 0, found + T, found)
 
 
 def _in_one_program(f: Callable[..., R], options: dict[str, Any], dtype: Any, *xs: jax.Array) -> R:

@@ -216,6 +216,19 @@ def of_equinox(query=(T, 4), key_=(S, 4), value=(S, 4), **options):
     return call
 
 
+def of_haiku(**options):
+    def call():
+        import haiku as hk
+
+        from jattn.hosts.haiku import MultiHeadAttention
+
+        draw = hk.initializers.VarianceScaling(1.0)
+        layer = hk.transform(lambda x: MultiHeadAttention(2, 4, w_init=draw)(x, x, x, **options))
+        return layer.init(jax.random.key(0), ones(T, 4))
+
+    return call
+
+
 def of_flax(**options):
     def call():
         from jattn.hosts.flax import attention_fn
@@ -314,7 +327,13 @@ HOSTS = [
     (interface(None, key=ones(2, 4, T, 0), query=ones(2, 4, T, 0)), ValueError, "attention_interface: H must be at least 1, got query [2, 4, 13, 0] and key [2, 4, 13, 0]. Give q and k at least one column."),
     (lambda: _attend.attend_heads(*(ones(2, T, 2, 6),) * 3, mask=lambda t, s: t >= s), TypeError, "hosts: mask must be a mask or an array, got mask of type function. Make a mask of a function: jattn.masks.where(f)."),
     (interface(None, sliding_window=5), ValueError, "attention_interface: a sliding_window is causal, or in a mask, got sliding_window 5 and S 13. Pass is_causal=True, or the attention_mask."),
-    (measured(return_residual=True), TypeError, "hosts: each option of what is measured must be known, got option return_residual. Measured are is_causal, local_window_size, score, scale, sink, q_positions, k_positions, query_seq_lengths, key_value_seq_lengths; say all else as a mask."),
+    (of_equinox(return_residual=True), TypeError, "hosts: each option of a layer must be known, got option return_residual. Pass measure=[]: the residual is lse of the statistics that are then returned."),
+    (of_haiku(return_residual=True), TypeError, "hosts: each option of a layer must be known, got option return_residual. Pass measure=[]: the residual is lse of the statistics that are then returned."),
+    (of_equinox(window=3), TypeError, "hosts: each option of a layer must be known, got option window. Beside mask, bias and measure there are is_causal, local_window_size, score, scale, sink, q_positions, k_positions, query_seq_lengths, key_value_seq_lengths, dropout_rate, dropout_key, tile, implementation."),
+    (of_equinox(bias=ones(T, T)), ValueError, "hosts: bias must broadcast to [*B, N, T, S], got bias [13, 13]. Give each axis its full length or 1: [*B, N, T, S] is [2, 13, 17] here."),
+    (of_haiku(bias=ones(T, T, dtype=bool)), TypeError, "hosts: bias must be floating point, got bias bool[13, 13]. To say which pairs are allowed, pass booleans as mask."),
+    (of_equinox(measure=[T]), ValueError, "hosts: measure must be rows of query, got query [1, 13, 2, 2] and measure [1]. Count from 0 to 12, or from the end, -1 the last."),
+    (measured(rows=[-T - 1]), ValueError, "hosts: rows must be rows of query, got query [1, 13, 4, 6] and rows [1]. Count from 0 to 12, or from the end, -1 the last."),
     (measured(sink=ones(T)), ValueError, "hosts: sink must have the shape [] or [N], got sink [13]. Give one logit for all heads, or one a head: N is 4 here."),
     (measured(key_value_seq_lengths=ones(2, dtype=np.int32)), ValueError, "hosts: key_value_seq_lengths must have the shape [B], got key_value_seq_lengths [2]. Give one whole number for each: [B] is [1] here."),
     (measured(local_window_size=(1, 2, 3)), ValueError, "hosts: local_window_size must be two numbers of tokens, got local_window_size of 3 numbers. Pass (left, right), or one number for both."),

@@ -735,6 +735,31 @@ def test_a_layer_returns_what_is_measured_of_each_head(name):
     near(found.entropy, of_logits(logits)[1])
 
 
+@pytest.mark.parametrize("name", ["equinox", "haiku"])
+def test_a_bias_is_added_to_the_logits_of_a_layer(name):
+    """Beside a mask: as the score that adds it, with its gradient."""
+    x, bias = normal(T, E, dtype=np.float32), normal(T, T, seed=1, dtype=np.float32)
+    if name == "equinox":
+        from jattn.hosts.equinox import MultiheadAttention
+
+        run = partial(MultiheadAttention(H, E, key=jax.random.key(0)), x, x, x)
+    else:
+        import haiku as hk
+
+        from jattn.hosts.haiku import MultiHeadAttention
+
+        draw = hk.initializers.VarianceScaling(1.0)
+        of = lambda **options: hk.without_apply_rng(  # noqa: E731
+            hk.transform(lambda x: MultiHeadAttention(H, D, w_init=draw)(x, x, x, **options))
+        )
+        params = jax.jit(of().init)(jax.random.key(0), x)
+        run = lambda **options: of(**options).apply(params, x)  # noqa: E731
+    added = lambda bias: run(mask=masks.causal(), bias=bias)  # noqa: E731
+    scored = lambda bias: run(mask=masks.causal(), score=lambda score, t, s: score + bias[t, s])  # noqa: E731
+    same_with_gradient(added, scored, bias)
+    assert np.abs(added(bias) - run(mask=masks.causal())).max() > 1e-2, "the control"
+
+
 OPTIONS = {
     "a sink a head": lambda b, t, s: {"sink": np.array([-5, 0, 5, 10], np.float32)},
     "positions of each example": lambda b, t, s: {
@@ -749,7 +774,9 @@ OPTIONS = {
         "local_window_size": (3, 1),
     },
     "causal within a width": lambda b, t, s: {"is_causal": True, "local_window_size": 2, "k_positions": None},
+    "a bias a head": lambda b, t, s: {"bias": normal(4, t, s, seed=7, dtype=np.float32), "sink": 0.5},
     "nothing, by name": lambda b, t, s: {
+        "bias": None,
         "sink": None, "local_window_size": None, "key_value_seq_lengths": None, "query_seq_lengths": None,
         "score": None, "scale": None, "implementation": None, "tile": None, "dropout_rate": 0.0,
     },
@@ -791,7 +818,7 @@ def test_what_a_layer_measures_is_of_the_attention_that_it_computes(name, which,
 
     (found, weights), of = jax.jit(both)(x, y)
     units = jnp.broadcast_to(jnp.eye(s)[:, None], (b, s, 4, s))
-    every, lse = dot_product_attention(of["q"], of["k"], units, None, mask, return_residual=True, **options)
+    every, lse = dot_product_attention(of["q"], of["k"], units, mask=mask, return_residual=True, **options)
     near(found.lse, jnp.moveaxis(lse, -1, -2))
     near(weights, jnp.moveaxis(every, -2, -3)[..., rows, :])
     sink = options.get("sink")

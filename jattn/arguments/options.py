@@ -163,12 +163,27 @@ def implementation(caller: str, given: Any, *others: str) -> None:
     _errors.fail(ValueError, caller, must, remedy, implementation=repr(given))
 
 
-def row_numbers(caller: str, rows: Any) -> jax.Array:
+def row_numbers(caller: str, rows: Any, name: str = "rows") -> jax.Array:
     """Which rows of q are chosen: integers [R]."""
-    rows = _errors.array(caller, "rows", rows)
-    _errors.kind(caller, "rows", rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
-    _errors.rank(caller, 1, "[R]", "Pass a list of row numbers, as in rows=jax.numpy.array([2]).", rows=rows)
+    rows = _errors.array(caller, name, rows)
+    _errors.kind(caller, name, rows, jnp.integer, "Rows are numbers of queries: pass whole numbers.")
+    remedy = f"Pass a list of row numbers, as in {name}=jax.numpy.array([2])."
+    _errors.rank(caller, 1, "[R]", remedy, **{name: rows})
     return rows
+
+
+def known_rows(caller: str, rows: jax.Array, T: Any, name: str = "rows", **of: Any) -> None:
+    """Refuses numbers, as far as they are known, of rows that what `of` names has not; it has T."""
+    wrong = T == 0 and rows.shape[0] != 0
+    if isinstance(T, int) and _errors.known(rows):
+        chosen = _errors.read(rows)  # by NumPy, which inside jit too says now what is so
+        wrong = bool(((chosen < -T) | (chosen >= T)).any())
+    if wrong:
+        (side,) = of
+        remedy = (
+            f"Count from 0 to {T - 1}, or from the end, -1 the last." if T else f"Pass no rows where {side} has none."
+        )
+        _errors.fail(ValueError, caller, f"{name} must be rows of {side}", remedy, **of, **{name: rows})
 
 
 def sink_array(caller: str, sink: Any, name: str = "sink") -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jattn import _errors
 from jattn.arguments import heads
-from jattn.arguments.options import bias_array, one_key, row_numbers
+from jattn.arguments.options import bias_array, known_rows, one_key, row_numbers
 from jattn.many_heads import dot_product_attention, local_window
 from jattn.masks import Mask, causal, dense, lengths
 from jattn.one_head import weights_of
@@ -106,9 +106,9 @@ def folded(
     return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(math.prod(batch), *x.shape[-3:])
 
 
-def chosen_rows(rows: Any) -> jax.Array:
+def chosen_rows(rows: Any, name: str = "rows") -> jax.Array:
     """Integers [R], the queries whose weights are asked for, or nothing at all."""
-    return jnp.zeros(0, jnp.int32) if np.size(rows) == 0 else row_numbers("hosts", rows)
+    return jnp.zeros(0, jnp.int32) if np.size(rows) == 0 else row_numbers("hosts", rows, name)
 
 
 SHARED = ("score", "scale")
@@ -116,6 +116,17 @@ EACH = ("sink", "q_positions", "k_positions", "query_seq_lengths", "key_value_se
 NO_PART = ("dropout_rate", "dropout_key", "tile", "implementation")
 """Options of `dot_product_attention` that are a part of a weight, alike for all heads, or with an entry a head or an
 example; and that are none. Beside them `is_causal` and `local_window_size`, which make a mask."""
+
+
+def known_options(options: dict[str, Any]) -> None:
+    """Refuses an option of a layer that `dot_product_attention` has not, or that would change what a layer returns."""
+    names = ("is_causal", "local_window_size", *SHARED, *EACH, *NO_PART)
+    unknown = sorted(options.keys() - {*names})
+    if unknown:
+        remedy = f"Beside mask, bias and measure there are {', '.join(names)}."
+        if unknown[0] == "return_residual":
+            remedy = "Pass measure=[]: the residual is lse of the statistics that are then returned."
+        _errors.fail(TypeError, "hosts", "each option of a layer must be known", remedy, option=unknown[0])
 
 
 class Measured(NamedTuple):
@@ -134,6 +145,7 @@ def measure_heads(
     mask: Any = None,
     *,
     rows: Any,
+    name: str = "rows",
     is_causal: bool = False,
     local_window_size: Any = None,
     **options: Any,
@@ -143,20 +155,15 @@ def measure_heads(
     Args:
       query: [*B, T, N, H]. key: [*B, S, K, H].
       bias, mask: as in `attend_heads`.
-      rows: integers [R], or nothing at all.
+      rows: integers [R], or nothing at all. name: what the caller calls them.
       is_causal, local_window_size, **options: as in `dot_product_attention`, in the shapes that are given there: score,
         scale, sink, positions and lengths. What is no part of a weight, as dropout and tile, is left out.
     """
     caller = "hosts"
-    unknown = options.keys() - {*SHARED, *EACH, *NO_PART}
-    if unknown:
-        remedy = f"Measured are is_causal, local_window_size, {', '.join((*SHARED, *EACH))}; say all else as a mask."
-        _errors.fail(
-            TypeError, caller, "each option of what is measured must be known", remedy, option=sorted(unknown)[0]
-        )
-    rows = chosen_rows(rows)
+    rows = chosen_rows(rows, name)
     batch, (query, key) = _one_batch(query=query, key=key)
     (T, N), (S, K) = query.shape[1:3], key.shape[1:3]
+    known_rows(caller, rows, T, name, query=query)
     sided = [causal()] if is_causal else []
     sided += [] if local_window_size is None else [local_window(caller, local_window_size)]
     own = _entries(caller, query, S, K, {name: options.get(name) for name in EACH})

@@ -18,7 +18,7 @@ import jax
 from jattn import _errors
 from jattn._types import AnyArray, Array, ArrayLike, Bool, Float, Integer, PRNGKey
 from jattn.arguments.options import dropout_share, drops
-from jattn.hosts._attend import Measured, attend_heads, host, key_of_dropout, measure_heads
+from jattn.hosts._attend import Measured, attend_heads, host, key_of_dropout, known_options, measure_heads
 from jattn.many_heads import DotProductAttentionOptions
 from jattn.masks import Mask
 
@@ -49,6 +49,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         key: PRNGKey | None = ...,
         inference: bool | None = ...,
         process_heads: ProcessHeads | None = ...,
+        bias: ArrayLike | None = ...,
         measure: None = ...,
         **options: Unpack[DotProductAttentionOptions],
     ) -> Float[Array, "T O"]: ...
@@ -63,6 +64,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         key: PRNGKey | None = ...,
         inference: bool | None = ...,
         process_heads: ProcessHeads | None = ...,
+        bias: ArrayLike | None = ...,
         measure: Integer[ArrayLike, " R"] | Sequence[int],
         **options: Unpack[DotProductAttentionOptions],
     ) -> tuple[Float[Array, "T O"], Measured]: ...
@@ -77,16 +79,20 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         inference: bool | None = None,
         deterministic: bool | None = None,
         process_heads: ProcessHeads | None = None,
+        bias: ArrayLike | None = None,
         measure: Integer[ArrayLike, " R"] | Sequence[int] | None = None,
         **options: Unpack[DotProductAttentionOptions],
     ) -> Float[Array, "T O"] | tuple[Float[Array, "T O"], Measured]:
         """As equinox.nn.MultiheadAttention; further options are those of `jattn.dot_product_attention`.
 
+        bias: floating point, of any shape that broadcasts to [N, T, S], added to the logits.
+
         measure: integers [R], or [] for none: returned is (out, (statistics, weights)), what `jattn.statistics` says of
-        each head, arrays [N, T] at linear memory, and the weights [N, R, S] of these queries. It is measured of the
-        same attention, under every option: a sink one for all or one a head [N], positions, lengths, is_causal,
-        local_window_size, score and scale. Dropout is left out, and tile and implementation do not matter.
+        each head, arrays [N, T] at linear memory, and the weights [N, R, S] of these queries. It is measured of
+        the same attention, under its bias and every option: a sink one for all or one a head [N], positions, lengths,
+        is_causal, local_window_size, score and scale. Dropout is left out, and tile and implementation do not matter.
         """
+        known_options(options)
         if deterministic is not None:
             inference = deterministic
             said = "MultiheadAttention: deterministic= is a former name of inference=, which takes its place"
@@ -105,9 +111,11 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             dropout_share("hosts", self.dropout.p, "dropout_p")
             key = key_of_dropout("key", key, "inference=True")
             options |= {"dropout_rate": jax.lax.stop_gradient(self.dropout.p), "dropout_key": key}  # as equinox has it
-        out = attend_heads(q, k, v, None, mask, **options)
+        out = attend_heads(q, k, v, bias, mask, **options)
         out = jax.vmap(self.output_proj)(out.reshape(query.shape[0], math.prod(out.shape[1:])))
-        return out if measure is None else (out, measure_heads(q, k, None, mask, rows=measure, **options))
+        if measure is None:
+            return out
+        return out, measure_heads(q, k, bias, mask, rows=measure, name="measure", **options)
 
     def _heads(self, projection: Any, x: Any) -> jax.Array:
         y = jax.vmap(projection)(x)
