@@ -217,6 +217,16 @@ def test_a_step_that_takes_and_returns_a_cache_is_saved_and_goes_on_where_it_was
     assert_close(got, want, ulps=256)
 
 
+def test_a_program_that_returns_a_named_tuple_is_saved_as_one_that_returns_its_dict():
+    q, k = normal(2, 13, D, dtype=np.float32)
+    with pytest.raises(ValueError, match="unregistered type"):  # what JAX says, and docs/tools.md quotes
+        export.export(jax.jit(jattn.statistics))(q, k).serialize()
+    saved = export.export(jax.jit(lambda q, k: jattn.statistics(q, k)._asdict()))(q, k).serialize()
+    found = export.deserialize(saved).call(q, k)
+    want = jax.jit(jattn.statistics)(q, k)._asdict()
+    jax.tree.map(lambda got, want: assert_close(got, want, ulps=256), found, want)
+
+
 def test_a_symbolic_width_is_refused_by_name():
     (d,) = symbols("d")
     x = jax.ShapeDtypeStruct((7, d), jnp.float32)
