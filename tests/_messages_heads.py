@@ -62,6 +62,10 @@ POSITIONS = [
     (lambda: positions.longrope((1.0,), (1.0,), factor=2.0, original=8, length=4, attention_factor="river"), TypeError, "longrope: attention_factor must be a real number, got attention_factor of type str. Pass a number of Python or NumPy."),
     (lambda: positions.frequencies(3), ValueError, "frequencies: width must be even, got width 3. Columns turn in pairs."),
     (lambda: positions.sections(16, -1), ValueError, "sections: pairs must be at least 0, got pairs -1. Pass a Python int of at least 0."),
+    (rope(interleaved="no"), TypeError, "rotary: interleaved must be True or False, got interleaved of type str. Pass a bool, static in jax.jit."),
+    (rope(interleaved=0), TypeError, "rotary: interleaved must be True or False, got interleaved of type int. Pass a bool, static in jax.jit."),
+    (rope(interleaved=ones(2)), TypeError, "rotary: interleaved must be True or False, got interleaved of dtype float32. Pass a bool, static in jax.jit."),
+    (lambda: positions.sinusoidal(ones(T, dtype=np.int32), 4, interleaved=None), TypeError, "sinusoidal: interleaved must be True or False, got interleaved of type NoneType. Pass a bool, static in jax.jit."),
     (lambda: positions.sinusoidal(ones(2, T, dtype=np.int32), 4), ValueError, "sinusoidal: positions must have the axes [T], got positions [2, 13]. Map over a batch with jax.vmap."),
 ]  # fmt: skip
 

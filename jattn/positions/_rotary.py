@@ -49,7 +49,8 @@ def rotary(
       a jax array holds the frequencies, the product with what it holds.
 
     Raises:
-      TypeError: x is not floating point, or positions are not integers; base, scaling or axes are of another kind.
+      TypeError: x is not floating point, or positions are not integers; base, scaling or axes are of another kind;
+        interleaved is no bool.
       ValueError: shapes do not fit; width is odd or beyond D; base is not above 1; axes do not belong to the pairs or
         to the positions.
 
@@ -69,6 +70,7 @@ def rotary(
     x = _errors.array(caller, "x", x)
     _errors.rank(caller, 2, "[T, D]", "This function is one head without a batch: map it with jax.vmap.", x=x)
     _errors.floating(caller, x=x)
+    interleaved = _errors.flag(caller, "interleaved", interleaved)
     T, D = x.shape
     width = D if width is None else _errors.count(caller, "width", width)
     if width > D:
@@ -172,7 +174,8 @@ def sinusoidal(
       [T, D]. Angles as exact as those of `rotary`.
 
     Raises:
-      TypeError: positions are not integers, base is not a number, or dtype is not floating point.
+      TypeError: positions are not integers, base is not a number, interleaved is no bool, or dtype is not floating
+        point.
       ValueError: positions have not one axis; width is odd; base is not above 1.
 
     Memory: T × D, a few times.
@@ -191,6 +194,7 @@ def sinusoidal(
     stand = _errors.array(caller, "positions", positions)
     _errors.rank(caller, 1, "[T]", "Map over a batch with jax.vmap.", positions=stand)
     stand = _positions(caller, stand, stand.shape[0], 0, None)
+    interleaved = _errors.flag(caller, "interleaved", interleaved)
     remedy = "Sines are from -1 to 1: as whole numbers most would be 0."
     dtype = _errors.dtype(caller, jnp.float32 if dtype is None else dtype, remedy)
     theta = angles(stand, frequencies_of(caller, width, base, None).inv, _errors.wide(np.zeros(0, dtype)))
