@@ -148,17 +148,18 @@ def dot_product_attention(
     scale = None if scale is None else options.scale_array(_CALLER, scale, axis="H")
     around = None if local_window_size is None else _window_sizes(_CALLER, local_window_size)
     if implementation == "xla":
-        ours = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
+        ours: Any = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
         ours |= {"dropout_rate": dropout_rate if options.drops(dropout_rate) else None, "dropout_key": dropout_key}
         reason = unsupported_reason(query, key, value, mask, [name for name, x in ours.items() if x is not None])
         if reason is not None:
             must = f"implementation must be able to do this call ({reason})"
             got = {"implementation": repr(implementation)}
             _errors.fail(ValueError, _CALLER, must, "Leave it out, or change what stands in its way.", **got)
-        same: Any = {"scale": scale, "is_causal": is_causal, "local_window_size": around, **filled, **pairs}
-        found = jax.nn.dot_product_attention(
-            query, key, value, **same, implementation=implementation, return_residual=return_residual
-        )
+        jax_nn: Any = jax.nn.dot_product_attention
+        found = jax_nn(
+            query, key, value, scale=scale, is_causal=is_causal, local_window_size=around, **filled, **pairs,
+            implementation=implementation, return_residual=return_residual,
+        )  # fmt: skip
         return jax.tree.map(lambda x: x[0], found) if unbatched else found
 
     own = {name: _by_head(x, K) for name, x in pairs.items()}

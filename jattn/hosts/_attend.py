@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -118,7 +119,7 @@ NO_PART = ("dropout_rate", "dropout_key", "tile", "implementation")
 example; and that are none. Beside them `is_causal` and `local_window_size`, which make a mask."""
 
 
-def known_options(options: dict[str, Any]) -> None:
+def known_options(options: Mapping[str, object]) -> None:
     """Refuses an option of a layer that `dot_product_attention` has not, or that would change what a layer returns."""
     names = ("is_causal", "local_window_size", *SHARED, *EACH, *NO_PART)
     unknown = sorted(options.keys() - {*names})
