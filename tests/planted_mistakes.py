@@ -341,8 +341,8 @@ plant("sinks of the heads in turn", MANY_HEADS, "_Option(heads.split_heads(sink,
       HEADS)
 plant("lengths of queries for those of keys", MANY_HEADS, "masks.lengths(*filled)", "masks.lengths(*filled[::-1])",
       f"{JAX_NN}[lengths of both]")
-plant("the sides of a window exchanged", MANY_HEADS, "return masks.window(left, right)",
-      "return masks.window(right, left)", f"{JAX_NN}[window of two]")
+plant("the sides of a window exchanged", MANY_HEADS, "return left, right", "return right, left",
+      f"{JAX_NN}[window of two]")
 plant("an option that is None taken for one of each head", "jattn/heads/_per_head.py",
       "per_head.get(name) is not None", "name in per_head",
       "heads.py::test_a_scale_of_each_head_stands_for_that_of_the_form_and_none_for_none")
