@@ -107,6 +107,10 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             q, k, v = _processed(process_heads, q, k, v)
         mask = _mask(mask)
         off = self.dropout.inference if inference is None else inference
+        if drops(options.get("dropout_rate", 0)) and (drops(self.dropout.p) or _errors.flag("hosts", "inference", off)):
+            must = "dropout_rate must be left out where the layer drops by its dropout_p, and in inference"
+            got = {"dropout_rate": _errors.kind_of(options["dropout_rate"])}
+            _errors.fail(ValueError, "hosts", must, "Make the layer with dropout_p, and pass its key.", **got)
         if drops(self.dropout.p) and not _errors.flag("hosts", "inference", off):
             dropout_share("hosts", self.dropout.p, "dropout_p")
             key = key_of_dropout("key", key, "inference=True")

@@ -62,7 +62,7 @@ def attention_interface(
       is_causal: query t attends keys s ≤ t, counted from the last rows, as a decoder with a cache needs. transformers'
         own sdpa_attention_forward counts T > 1 queries from the first rows, and sdpa_mask makes no mask for a prompt in
         a static cache that is longer: pass the attention_mask there, as eager_mask makes it.
-      ignored: what else transformers passes on.
+      ignored: what else transformers passes on, but a head_mask, which is refused.
 
     Returns:
       (out [B, T, N, Hv], None): no weights.
@@ -71,6 +71,7 @@ def attention_interface(
       TypeError, ValueError: as `dot_product_attention`; or attention_mask holds whole numbers; or is_causal is no
         boolean; or there are more keys than sliding_window, and neither `is_causal` nor attention_mask; or softcap is 0
         or less.
+      NotImplementedError: a head_mask.
 
     Memory: linear in T and S; a mask of T × S is the caller's own.
 
@@ -83,6 +84,9 @@ def attention_interface(
       >>> attention_interface(None, query, key, value, None, sliding_window=3, is_causal=True)[0].shape
       (2, 5, 4, 8)
     """
+    if ignored.get("head_mask") is not None:
+        must, remedy = "head_mask must be None", "Multiply the heads of the output by it: out * head_mask[:, None]."
+        _errors.fail(NotImplementedError, _CALLER, must, remedy, head_mask=_errors.kind_of(ignored["head_mask"]))
     query, key, value, batch = _heads(query, key, value)
     (N, T), S = query.shape[1:3], key.shape[2]
     if sliding_window is not None:
