@@ -162,7 +162,8 @@ def _products(precision: Any) -> contextlib.AbstractContextManager[Any]:
 def _name_of(precision: Any) -> Any:
     """The name under which `jax.default_matmul_precision` knows a precision: it takes no member of an enumeration."""
     if isinstance(precision, tuple):
-        precision = max(map(jax.lax.Precision, precision), key=lambda x: x.value)
+        first, second = map(jax.lax.Precision, precision)
+        precision = max(first, second, key=lambda x: x.value)
     if isinstance(precision, jax.lax.Precision):
         return precision.name.lower()
     return precision.name if isinstance(precision, jax.lax.DotAlgorithmPreset) else precision
