@@ -131,7 +131,10 @@ def attention(
       out [T, Dv] in the dtype of v, or (out, lse [T]), lse in float32 or wider and differentiable.
       A query that may attend no key gives zeros, lse = −inf (or its sink) and no gradient. S = 0 is such a case
       for every query; T = 0 gives empty arrays. What is masked does not exist: a NaN or an infinity there
-      reaches neither values nor derivatives. One that is attended makes the row of its query NaN.
+      reaches neither values nor derivatives. One that is attended makes the row of its query NaN. A tangent of
+      q or k, or a cotangent of out, that is not finite reaches, through the logits, only the pairs that the mask
+      allows; a tangent of v reaches the outputs, and a cotangent of out the cotangents of v, of every tile that is
+      visited with it: 0 · NaN in a matrix product is NaN.
 
     Raises:
       TypeError: q, k, v, bias or sink is not floating point; mask is not boolean; score is no function of three scalars

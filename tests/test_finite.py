@@ -202,6 +202,22 @@ def test_what_one_document_holds_reaches_no_other(order, rows, options):
 
 
 IN_KERNELS = {"implementation": "interpret"}
+
+
+@pytest.mark.parametrize("options", [{"tile": TILE}, {}, IN_KERNELS], ids=["tiles", "one tile", "kernels"])
+def test_a_tangent_or_cotangent_that_is_not_finite_goes_through_the_logits_to_its_own_document(options):
+    x = tuple(normal(T, 8, seed=n, dtype=np.float32) for n in range(3))
+    f = partial(jattn.attention, mask=masks.segments((np.arange(T) >= CUT).astype(np.int32)), **options)
+    pull, push = jax.jit(lambda w: jax.vjp(f, *x)[1](w)[:2]), jax.jit(lambda *xd: (jax.jvp(f, x, xd)[1],))
+    for run, inputs, changed in ((pull, 1, 0), (push, 3, 0), (push, 3, 1)):
+        clean = [normal(T, 8, seed=4 + n, dtype=np.float32) for n in range(inputs)]
+        dirty = [*map(np.array, clean)]
+        dirty[changed][CUT - 2, 3] = np.nan
+        got, want = run(*dirty), run(*clean)
+        assert all(np.isnan(a[:CUT]).any() for a in got)
+        assert_close([a[CUT:] for a in got], [a[CUT:] for a in want], ulps=64)
+
+
 padded = pytest.mark.parametrize(
     ("rows", "options", "kernel"),
     [
