@@ -706,6 +706,15 @@ def test_a_table_toward_a_million_tokens():
     assert sharding.plan(7, 7, **odd, flops_per_second=1e9, bandwidth=1e9).choice == "none"
 
 
+def test_a_plan_without_a_mask_has_any_length():
+    """No array as long as the sequence is formed: it would be of 4 TiB."""
+    sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16", "devices": 64}
+    short, long = (sharding.plan(T, T, **sizes, flops_per_second=4e14, bandwidth=5e10) for T in (2**20, 2**40))
+    for one, other in zip(short.costs, long.costs, strict=True):
+        assert (one.scheme, one.why_not, one.balance) == (other.scheme, other.why_not, other.balance)
+        assert (2**20 * one.sent, 2**40 * one.work) == (other.sent, other.work)
+
+
 def test_a_rate_may_be_a_whole_number_of_any_size():
     sizes = {"heads": 2, "kv_heads": 2, "head_dim": 4, "dtype": "float32", "devices": 2}
     of_int, of_float = (sharding.plan(8, 8, **sizes, flops_per_second=F, bandwidth=1) for F in (10**30, 1e30))

@@ -131,9 +131,10 @@ def plan(
     Raises:
       TypeError, ValueError: a size is not a whole number of at least 1, kv_heads does not divide heads, the dtype is
         not floating point, a rate is not a number above zero, or the mask is not one that a sequence in pieces can
-        have.
+        have, or T or S is more than 2**31 with a mask.
 
-    Memory: 4 bytes for each query and key, and with a mask about 2,048² block states; q, k and v are not formed.
+    Memory: with a mask 4 bytes for each query and key and about 2,048² block states, else none; q, k and v are not
+      formed.
 
     Source: Liu, Zaharia and Abbeel 2023 (when a ring hides what it sends); Jacobs et al. 2023.
 
@@ -153,6 +154,12 @@ def plan(
     F, W = _rate("flops_per_second", flops_per_second), _rate("bandwidth", bandwidth)
     if mask is not None:
         mask = of_shards("plan", mask)
+        for name, n in (("T", T), ("S", S)):
+            if n - 1 > _errors.MOST:
+                must = f"{name} must be at most 2**31 with a mask, whose positions are int32"
+                _errors.fail(
+                    ValueError, "plan", must, "Plan a shorter sequence, or leave the mask out.", **{name: str(n)}
+                )
         mask.validate("plan", T, S, True)
     layer = _Layer(T, S, H, Hkv, D, P, e, F, W, mask)
     costs = [*_rings(layer), _all_to_all(layer), _gather(layer), *_tree(layer), *_rings_of_all_to_all(layer)]
@@ -228,9 +235,19 @@ class _Layer:
 
     def share(self, P: int, *, synchronous: bool = True) -> "_Share":
         """Of P contiguous shards; where there are none, as if every pair were allowed."""
-        if self.uneven:
+        if self.uneven or self.mask is None:
             return self.every_pair
-        return _work(self.mask, _orders("contiguous", self.T, self.S, P), P, synchronous=synchronous)
+        return _work(self.mask, self.orders(P), P, synchronous=synchronous)
+
+    def orders(self, P: int, name: str = "contiguous") -> Any:
+        """Where the rows of P shards stand, which a mask asks for: None without one, at any length."""
+        if self.mask is None:
+            return None, None
+        orders = (np.arange(n, dtype=np.int32) for n in (self.T, self.S))
+        if name == "zigzag":
+            orders = (zigzag(o, P) for o in orders)
+        q, k = (o.reshape(P, -1) for o in orders)
+        return q, k
 
     def cost(
         self, scheme: str, why_not: str, traffic: "_Traffic", memory: int, share: "_Share", *, hidden: bool
@@ -291,8 +308,8 @@ def _rings(layer: _Layer) -> Iterator[Cost]:
     for name in ("contiguous", "zigzag") if layer.mask is not None else ("contiguous",):
         halves = name == "zigzag" and (T % (2 * P) or S % (2 * P))
         why = layer.uneven or ("T and S must be multiples of twice the devices" if halves else "")
-        orders = (None, None) if why else _orders(name, T, S, P)
-        share = layer.every_pair if why else _work(layer.mask, orders, P)
+        orders = (None, None) if why else layer.orders(P, name)
+        share = layer.every_pair if why or layer.mask is None else _work(layer.mask, orders, P)
         traffic, memory = _ring_traffic(layer, P, orders, layer.kv), 2 * layer.q + 2 * layer.kv + layer.lse
         yield layer.cost(f"ring, {name}", why, traffic, memory, share, hidden=True)
 
@@ -333,7 +350,7 @@ def _rings_of_all_to_all(layer: _Layer) -> Iterator[Cost]:
             continue
         R, kv = P // u, layer.kv * max(1, u // layer.Hkv)
         swapped = (u - 1) * (2 * layer.q + kv) // u
-        ring = _ring_traffic(layer, R, _orders("contiguous", layer.T, layer.S, R), kv)
+        ring = _ring_traffic(layer, R, layer.orders(R), kv)
         traffic = _Traffic(
             {"all-to-all": 4} | ring.collectives | {"all-gather": len(layer.ids)},
             {"all-to-all": 8} | ring.gradient_collectives | {"all-gather": len(layer.ids)},
@@ -350,19 +367,8 @@ def _cannot_divide(H: int, K: int, P: int) -> str:
     return f"{K} key/value heads cannot be divided among {P} devices" if K % P and P % K else ""
 
 
-def _orders(name: str, T: int, S: int, P: int) -> tuple[np.ndarray, np.ndarray]:
-    orders = (np.arange(n, dtype=np.int32) for n in (T, S))
-    if name == "zigzag":
-        orders = (zigzag(o, P) for o in orders)
-    q, k = (o.reshape(P, -1) for o in orders)
-    return q, k
-
-
-def _work(mask: Mask | None, orders: Any, P: int, *, synchronous: bool = True) -> _Share:
+def _work(mask: Mask, orders: Any, P: int, *, synchronous: bool = True) -> _Share:
     """The allowed pairs, and busiest over mean: of a ring, whose every stop waits for all, or of whole devices."""
-    T, S = (float(o.size) for o in orders)
-    if mask is None:
-        return _Share(T * S, 1.0)
     states, q_rows, k_rows = block_states(mask, orders, max(2, min(16, 2048 // P)))
     share = np.asarray(states) / FULL
     allowed = share.reshape(P, share.shape[0] // P, P, -1).sum((1, 3)) * (q_rows * k_rows)
