@@ -225,6 +225,37 @@ def test_an_empty_batch_has_an_empty_result(scheme):
     assert jax.grad(lambda q: f(q, x, x).sum())(jnp.asarray(x)).shape == f(x, x, x).shape == x.shape
 
 
+def test_an_empty_batch_has_an_empty_result_where_a_ring_is_so_long_that_it_loops():
+    x = jnp.zeros((3, 0, 8, 2, D))
+    f = functools.partial(sharding.attention, mesh=mesh_of(8, "seq"), spec=P(None, "seq"))
+    assert f(*x).shape == (0, 8, 2, D)
+    assert jax.grad(lambda x: f(*x).sum())(x).shape == x.shape
+
+
+def test_attention_takes_the_mesh_of_a_shard_map_over_other_axes():
+    mesh = jax.make_mesh((2, 2), ("data", "seq"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    x = normal(3, 2, 4, 2, D, dtype=np.float32)
+
+    def here(x):
+        return sharding.attention(*x, mesh=jax.sharding.get_abstract_mesh(), spec=P(None, "seq"))
+
+    over_data = jax.shard_map(here, mesh=mesh, in_specs=P(None, "data"), out_specs=P("data"), axis_names={"data"})
+    assert_close(jax.jit(over_data)(x), jattn.dot_product_attention(*x), ulps=16)
+
+
+def test_eager_gradients_on_an_explicit_mesh_need_it_set_as_jax_asks():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    x = jax.device_put(normal(2, 4, 2, D, dtype=np.float32), jax.NamedSharding(mesh, P("data")))
+    plain = lambda x: jattn.dot_product_attention(x, x, x).sum()  # noqa: E731
+    cut = lambda x: sharding.attention(x, x, x, mesh=mesh, spec=P("data")).sum()  # noqa: E731
+    for f in (plain, cut, lambda x: (x * x).sum()):
+        with pytest.raises(ValueError, match=r"jax\.set_mesh"):
+            jax.grad(f)(x)
+        in_jit = jax.jit(jax.grad(f))(x)
+        with jax.set_mesh(mesh):
+            assert_close(jax.grad(f)(x), in_jit, ulps=16)
+
+
 def over_a_tree(q, k, v, **options):
     return sharding.attention(
         q, k, v, mesh=mesh_of(4, "seq"), spec=P(None, "seq"), scheme=sharding.tree, mask=masks.causal(),
