@@ -75,6 +75,25 @@ def explicit():
         jattn.attention(x, x, x)
 
 
+def around(**given):
+    """`attention` within a `jax.shard_map` over one of the two axes of a mesh."""
+
+    def call():
+        whole = jax.make_mesh((2, 2), ("data", "seq"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+        here = lambda x: sharding.attention(x, x, x, mesh=whole, **given)  # noqa: E731
+        jax.jit(jax.shard_map(here, mesh=whole, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}))(
+            ones(2, 4, 2, D)
+        )
+
+    return call
+
+
+def under_another():
+    here, there = (jax.make_mesh((n,), ("seq",), axis_types=(AxisType.Auto,)) for n in (1, 2))
+    with jax.set_mesh(here):
+        sharding.attention(*(ones(1, T, 2, D),) * 3, mesh=there, spec=P(None, "seq"))
+
+
 def merged(found=None, **given):
     """Of the two pieces of one device."""
 
@@ -96,6 +115,9 @@ STAND = "A block does not know where it stands: shard jax.numpy.arange(T) like q
 BY = "Say it by positions, as masks.causal and masks.window do, or by ids that are sharded like the rows."
 SERVES = "Each key/value head serves the same number of query heads."
 OWN = "Pass one of jattn.sharding, such as ring or tree, and the options of attention itself."
+SCHEMELESS = "Name the mesh axis that the keys are sharded over; keys that are whole need no scheme."
+AROUND = "attention: mesh must be that of the surrounding jax.shard_map or jax.set_mesh, got mesh"
+CONTEXT = "Pass jax.sharding.get_abstract_mesh()."
 WHOLE = np.arange(T, dtype=np.int32)
 
 
@@ -128,6 +150,13 @@ SHARDING = [
     (inside(axis_name=0), ValueError, f"ring: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 0. {BOUND}"),
     (inside(axis_name=("seq", "seq")), ValueError, "ring: axis_name must name an axis once, got axis_name ('seq', 'seq'). Give each a mesh axis of its own."),
     (inside("ring_all_to_all", axis_name=("seq", "seq")), ValueError, "ring_all_to_all: axis_name must name an axis once, got axis_name ('seq', 'seq'). Give each a mesh axis of its own."),
+    (inside(axis_name=()), ValueError, f"ring: axis_name must name a mesh axis, got axis_name (). {SCHEMELESS}"),
+    (inside("tree", axis_name=()), ValueError, f"tree: axis_name must name a mesh axis, got axis_name (). {SCHEMELESS}"),
+    (merged(axis_name=()), ValueError, f"merge_statistics: axis_name must name a mesh axis, got axis_name (). {SCHEMELESS}"),
+    (around(spec=P("data", "seq")), ValueError, "attention: spec must not name an axis of a surrounding jax.shard_map, got spec P('data', 'seq'). Along it the arrays are blocks already: leave it out, or call a scheme there if it cuts the sequence, as in jattn.sharding.ring(q, k, v, axis_name='data')."),
+    (around(spec=P(None, "seq")), ValueError, f"{AROUND} Mesh of {{'data': 2, 'seq': 2}}. {CONTEXT}"),
+    (under_another, ValueError, f"{AROUND} Mesh of {{'seq': 2}}. {CONTEXT}"),
+    (over(scheme=sharding.Scheme), TypeError, f"attention: scheme must be a function, got scheme the class Scheme. {OWN}"),
     (over(spec=(None, ["seq"])), TypeError, "attention: each entry of spec must be None, a mesh axis, or a tuple of them, got spec (None, ['seq']). Write several as ('a', 'b')."),
     (inside("tree", axis_name="rows"), ValueError, f"tree: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'rows'. {BOUND}"),
     (inside(q=ones(T, D), specs={"q": P("seq"), "k": P(None, "seq"), "v": P(None, "seq")}), ValueError, f"ring: q must have the axes [*B, T/P, H, D], got q [4, 5]. {LOCAL}"),
@@ -196,5 +225,6 @@ SHARDING = [
     (planned(dtype="bf16"), TypeError, "plan: dtype must be floating point, got dtype 'bf16'. Give the dtype of q, k and v, as in dtype='bfloat16'."),
     (planned(dtype="int32"), TypeError, "plan: dtype must be floating point, got dtype int32. Give the dtype of q, k and v, as in dtype='bfloat16'."),
     (planned(bandwidth=0.0), ValueError, "plan: bandwidth must be above zero, got bandwidth 0.0. Measure one step on one device, and one transfer between two."),
+    (planned(S=2**31 + 2, mask=masks.causal()), ValueError, "plan: S must be at most 2**31 with a mask, whose positions are int32, got S 2147483650. Plan a shorter sequence, or leave the mask out."),
     (planned(mask=masks.lengths(k=3)), ValueError, f"plan: mask must not count the rows of an array, of which each device holds a piece, got mask lengths. {BY}"),
 ]  # fmt: skip

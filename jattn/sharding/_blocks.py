@@ -53,15 +53,23 @@ class SchemeOptions(TypedDict, total=False):
 
 
 def local_blocks(
-    caller: str, q: Any, k: Any, v: Any, axis_name: Any, *, q_whole: bool = False, **given: Unpack[SchemeOptions]
+    caller: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    axis_name: Any,
+    *,
+    q_whole: bool = False,
+    kv_whole: bool = False,
+    **given: Unpack[SchemeOptions],
 ) -> LocalBlocks:
-    """The arguments of a scheme, validated."""
+    """The arguments of a scheme, validated. `kv_whole`: no mesh axis is named, every device holds all keys."""
     unknown = given.keys() - SchemeOptions.__annotations__.keys()
     if unknown:
         remedy = f"It takes {', '.join(SchemeOptions.__annotations__)} and return_lse."
         _errors.fail(TypeError, caller, "each option must be known", remedy, option=", ".join(sorted(unknown)))
     mask, score, sink, scale = given.get("mask"), given.get("score"), given.get("sink"), given.get("scale")
-    size = devices(caller, axis_name)
+    size = 1 if kv_whole else devices(caller, axis_name)
     q, k, v = (_errors.array(caller, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     axes = ("[*B, T/P, H, D]", "[*B, S/P, Hkv, D]", "[*B, S/P, Hkv, Dv]")
     remedy = "Pass the local blocks that jax.shard_map hands its function, all three with the same batch axes."
@@ -122,6 +130,9 @@ def devices(caller: str, axis_name: Any) -> int:
         remedy = "Write several as ('a', 'b')."
         _errors.fail(TypeError, caller, "axis_name must be a mesh axis, or a tuple of them", remedy, **got)
     names = names_of(axis_name)
+    if not names:
+        remedy = "Name the mesh axis that the keys are sharded over; keys that are whole need no scheme."
+        _errors.fail(ValueError, caller, "axis_name must name a mesh axis", remedy, axis_name="()")
     if len(set(names)) < len(names):
         remedy = "Give each a mesh axis of its own."
         _errors.fail(ValueError, caller, "axis_name must name an axis once", remedy, axis_name=repr(axis_name))

@@ -231,6 +231,24 @@ def _validate_mesh(caller: str, mesh: Any, spec: Any) -> None:
     if any(name not in mesh.shape for name in names):
         got = {"spec": str(spec), "mesh": f"of the axes {', '.join(map(repr, mesh.shape))}"}
         _errors.fail(ValueError, caller, "spec must name axes of the mesh", "Name one of these, or None.", **got)
+    _validate_around(caller, mesh, spec, names)
+
+
+def _validate_around(caller: str, mesh: Any, spec: Any, names: list[Any]) -> None:
+    """Refuses axes of a surrounding `jax.shard_map`, and a mesh that is not the one in use."""
+    around = jax.sharding.get_abstract_mesh()
+    cut = [name for name in names if name in around.manual_axes]
+    if cut:
+        must = "spec must not name an axis of a surrounding jax.shard_map"
+        remedy = (
+            "Along it the arrays are blocks already: leave it out, or call a scheme there if it cuts the sequence, "
+            f"as in jattn.sharding.ring(q, k, v, axis_name={cut[0]!r})."
+        )
+        _errors.fail(ValueError, caller, must, remedy, spec=str(spec))
+    if not around.empty and mesh.abstract_mesh != around:
+        must = "mesh must be that of the surrounding jax.shard_map or jax.set_mesh"
+        got = {"mesh": f"{type(mesh).__name__} of {dict(mesh.shape)}"}
+        _errors.fail(ValueError, caller, must, "Pass jax.sharding.get_abstract_mesh().", **got)
 
 
 def _without_partial(caller: str, scheme: Any) -> Scheme:
@@ -242,8 +260,8 @@ def _without_partial(caller: str, scheme: Any) -> Scheme:
             got = {"scheme": f"with {', '.join(options) or 'arguments'}"}
             _errors.fail(TypeError, caller, "scheme must not hold options of its own", remedy, **got)
         scheme = scheme.func
-    if not callable(scheme):
-        got = {"scheme": f"of type {type(scheme).__name__}"}
+    if not callable(scheme) or isinstance(scheme, type):
+        got = {"scheme": f"the class {scheme.__name__}" if callable(scheme) else f"of type {type(scheme).__name__}"}
         _errors.fail(TypeError, caller, "scheme must be a function", remedy, **got)
     with contextlib.suppress(ValueError):  # some that are written in C do not say what they take
         signature = inspect.signature(scheme)

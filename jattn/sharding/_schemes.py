@@ -325,6 +325,6 @@ def ring_all_to_all(
 @_scheme
 def whole(q: Any, k: Any, v: Any, *, axis_name: Any, return_lse: bool, **options: Unpack[SchemeOptions]) -> Any:
     """A sequence that every device holds whole: no scheme at all."""
-    b = local_blocks("attention", q, k, v, axis_name, **options)
+    b = local_blocks("attention", q, k, v, axis_name, kv_whole=True, **options)
     out, lse = attend_local(b)
     return unflatten_batch(b, rows_before_heads(out), rows_before_heads(lse), return_lse)
