@@ -323,6 +323,16 @@ def svm(d):
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize("size", [1e-30, 1.0, 8e37, 9e37, 1.5e38])
+def test_the_widest_margin_of_keys_of_any_size_is_that_of_small_ones_scaled(size):
+    """One over the keys' largest difference would be too small for float32 above 8.5e37."""
+    keys = jnp.array([[1.0, 0.0], [0.2, 0.1], [0.0, 0.1]])
+    small, found = (flow.max_margin(jnp.float32(s) * keys, 0) for s in (1, size))
+    np.testing.assert_allclose(found.direction, small.direction, rtol=1e-5)
+    np.testing.assert_allclose(found.support, small.support, rtol=1e-5)
+    np.testing.assert_allclose(found.margin, np.float32(size) * small.margin, rtol=1e-5)
+
+
 def test_the_max_margin_direction_is_that_of_scipy_and_of_the_dual(x64):
     k = normal(40, 8, 3, seed=5)
     found = jax.jit(jax.vmap(flow.max_margin))(k, jnp.arange(40) % 8)

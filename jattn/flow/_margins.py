@@ -71,7 +71,8 @@ def _widest(keys: jax.Array, target: jax.Array) -> Margin:
     rival = jnp.arange(S, dtype=jnp.int32) != target
     d = keys[target][None] - keys
     size = jnp.max(jnp.abs(d), initial=0)
-    d = jnp.where(rival[:, None], d / jnp.where(size == 0, 1, size), 0)
+    unit = jnp.where(size > 1, 2.0**-8, 1).astype(d.dtype)  # XLA divides by 1 / size, too small where size is huge
+    d = jnp.where(rival[:, None], d * unit / jnp.where(size == 0, 1, size * unit), 0)
     support, u = _nearest(d, rival)
     # Certified: every rival is behind by more than the rounding of a dot product.
     found = jnp.min(jnp.where(rival, d @ u, jnp.inf), initial=jnp.inf) > 8 * jnp.finfo(d.dtype).eps
