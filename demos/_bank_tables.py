@@ -62,19 +62,19 @@ def show_descent(console: Console, word: str, mover: str, s: dict, tied: dict) -
 
     moved = f"p_{word} {went(s['p'])}, cos(q, k_{word}) {went(s['cos'])}"
     for name, extreme in ("most", s["max_cos"]), ("least", s["min_cos"]):
-        if extreme["at"] not in (0, s["at"][-1]):
+        if shows(extreme["cos"]) not in (shows(s["cos"][0]), shows(s["cos"][-1])):
             moved += f", at {name} {extreme['cos']:.4f} in step {extreme['at']:,}"
     console.print(f"What moved: {moved}.")
     t, low, first = WORDS.index(word), s["min_score"], s["scores"][0]
     rival = max({0, 1, 2} - {t}, key=lambda j: first[j])
     fall, rival_fall = np.subtract(first, low["scores"])[[t, rival]]
-    if low["p"] > s["p"][0] and 0 < fall < rival_fall:
+    if shows(low["p"]) > shows(s["p"][0]) and 0 < shows(fall) < shows(rival_fall):
         console.print(
             f"By step {low['at']:,} even the dot product q·k_{word} had fallen, by {fall:.4f}. The attention to {word} "
             f"grew all the same, because q·k_{WORDS[rival]} fell by {rival_fall:.4f}."
         )
     if mover == "q":
-        if s["p"][-1] > s["p"][0] and s["cos"][-1] < s["cos"][0]:
+        if shows(s["p"][-1]) > shows(s["p"][0]) and shows(s["cos"][-1]) < shows(s["cos"][0]):
             console.print(f"The slogan fails: q_bank learned to attend {word} by turning away from k_{word}.")
         (x, y), margin = s["widest"], s["margin"]
         console.print(
@@ -87,16 +87,26 @@ def show_descent(console: Console, word: str, mover: str, s: dict, tied: dict) -
         console.print(
             "The keys move too, by −dL/dk_j = c p_j (a_j − ā) q: the target's along q, the others' against it. These "
             f"moves sum to 0: the mean key moved by {s['mean_key_moved']:.0e} in all. |q|² − |K|² changed by "
-            f"{s['balance'][0]:.6f}; theory, η² Σ_t (|dL/dq|² − |dL/dK|²), says {s['balance'][1]:.6f}."
+            f"{number(s['balance'][0], 6)}; theory, η² Σ_t (|dL/dq|² − |dL/dK|²), says {number(s['balance'][1], 6)}."
         )
     else:
         off = np.abs(np.subtract(tied["moved"], tied["theory"])).max()
         shares = ", ".join(f"{name} {x:g}" for name, x in zip(WORDS, tied["overlap"], strict=True))
         console.print(
             "W_K is shared by all words, so the mean key is not held: it moved by up to "
-            f"{s['mean_key_moved']:.4f}. W_Q is shared too: a step on bank's loss moves the query of every word, by "
-            f"x_i·x_bank times the pull on q_bank: {shares} (jax.grad agrees to {off:.0e})."
+            f"{number(s['mean_key_moved'])}. W_Q is shared too: a step on bank's loss moves the query of every word, "
+            f"by x_i·x_bank times the pull on q_bank: {shares} (jax.grad agrees to {off:.0e})."
         )
+
+
+def shows(x: float) -> float:
+    """What four decimals show of a number: what the page says, it says of these."""
+    return round(float(x), 4)
+
+
+def number(x: float, digits: int = 4) -> str:
+    """A number to so many decimals; a large one with an exponent in place of its zeros."""
+    return f"{x:.{digits}f}" if abs(x) < 1e6 else f"{x:.{digits}e}"
 
 
 def went(x: list[float]) -> str:

@@ -359,6 +359,27 @@ def test_the_page_fits_80_columns_and_says_what_was_measured(made, request):
         assert what in " ".join(page.split())
 
 
+def page_of(*argv):
+    paper = cli.console()
+    with paper.capture() as captured:
+        demo.show(paper, cli.evaluate(demo.compute, arguments(*argv)))
+    return " ".join(captured.get().split())
+
+
+def test_what_four_decimals_do_not_show_is_not_said(tmp_path):
+    """With tiny steps nothing moves, to four decimals: no slogan fails, and nothing fell or rose."""
+    page = page_of("--steps", 10, "--learning-rate", 1e-9, "--out", tmp_path)
+    assert page.count(" stayed at ") == 12
+    for said in ("The slogan fails", "had fallen", "fell by", " rose from ", " fell from ", "at least ", "at most "):
+        assert said not in page
+
+
+def test_numbers_of_steps_that_are_too_long_have_an_exponent(tmp_path):
+    page = page_of("--steps", 30, "--learning-rate", 300, "--out", tmp_path)
+    assert re.search(r"changed by [0-9.]+e\+\d+; theory", page)
+    assert not re.search(r"\d{13}", page)
+
+
 def asked(monkeypatch, capsys, *argv):
     """Status, output and errors of the demo, in this process."""
     monkeypatch.setattr(sys, "argv", ["bank_river.py", *map(str, argv)])
