@@ -95,7 +95,8 @@ def _learned(args: argparse.Namespace) -> tuple[list[page.Part], dict]:
     weights = np.asarray(steps.weights)
     places = np.unravel_index(np.argsort(-weights, None, "stable")[:6], weights.shape)
     strongest = [(names[i], names[j], weights[i, j], entr(weights[i]).sum()) for i, j in zip(*places, strict=True)]
-    gains = np.eye(len(x))[target] / weights  # −dL/dp of −log p_target, for each word as the query
+    gains = np.zeros_like(weights)  # −dL/dp of −log p_target, for each word as the query; NaN where p_target underflows
+    gains[:, target] = 1 / np.where((goal := weights[:, target]) < np.finfo(goal.dtype).tiny, np.nan, goal)
     beside = "" if given else " The heads of every layer have random matrices, and do not learn."
     parts = [page.weights(weights, names, names, scores=steps.scores, scaled=steps.scaled, values=x, out=steps.out,
                             keys=x, gains=gains)]  # fmt: skip

@@ -221,6 +221,15 @@ def test_a_page_may_be_made_of_any_sentence(tmp_path):
     assert r["margin"] == 0.0, "the same word stands there twice"
 
 
+def test_a_weight_that_underflows_has_no_gain_and_the_page_says_so(tmp_path):
+    words = ["--word", "a=100,0", "--word", "b=-100,0", "--word", "c=0,3", "--target", "a"]
+    _, head = data(compute(explore, *words, "--steps", 3, "--out", tmp_path / "u.html")["page"])["parts"]
+    assert head["weights"][1][0] == 0
+    assert head["gains"][:2] == [[1, 0, 0], [None, 0, 0]]
+    np.testing.assert_allclose(head["gains"][2], [1 / head["weights"][2][0], 0, 0], rtol=1e-12)
+    assert "What this query gains is no number" in (tmp_path / "u.html").read_text(encoding="utf-8")
+
+
 def test_a_page_for_your_vectors_with_another_loss(tmp_path, capsys, monkeypatch):
     vectors = ["--word", "river=0.9,0.1", "--word", "bank=1,0.2", "--word", "money=0.1,0.8"]
     r = compute(explore, *vectors, "--query", "bank", "--target", "river", "--loss", "output", "--optimiser", "Adam",

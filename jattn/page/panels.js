@@ -61,6 +61,7 @@ function attentionPanels(part) {
   }
   function explain() {
     const p = of.weights[row], gains = ahead(p, of.gains[row]);
+    if (gains.some((x) => !Number.isFinite(x))) return reasons.body.replaceChildren(el("p", { class: "note", text: "What this query gains is no number: a weight in its row is 0 to rounding, or not finite." }));
     why(reasons.body, { labels: part.columns, p, gains, ...along(part.scale, p.map((w, j) => w * gains[j]), of.keys), scale: part.scale, chosen, choose: (j) => { chosen = j; explain(); }, query: "q of " + isolated(part.rows[row]) });
   }
   map.after = map.resize = () => {
