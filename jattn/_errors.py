@@ -9,8 +9,10 @@ is planned. No message prints the contents of an array.
 import contextlib
 import inspect
 import operator
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -297,6 +299,14 @@ def starts(caller: str, q: Any, k: Any = None) -> tuple[jax.Array, jax.Array]:
 def _ordered(rows: jax.Array) -> jax.Array:
     """Row numbers that do not decrease, from 0 on."""
     return jax.lax.cummax(jnp.maximum(rows, 0))
+
+
+def path(caller: str, name: str, x: Any) -> Path:
+    """A path of a file or a folder, given as text or as a `pathlib.Path`."""
+    if not isinstance(x, str | os.PathLike) or not isinstance(os.fspath(x), str):
+        got = {name: f"of type {type(x).__name__}"}
+        fail(TypeError, caller, f"{name} must be a path", "Pass a string or a pathlib.Path.", **got)
+    return Path(x)
 
 
 def function(caller: str, name: str, f: Any, remedy: str) -> None:

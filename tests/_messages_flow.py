@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jattn import console, flow
+from jattn import console, flow, page
 
+PATH = "Pass a string or a pathlib.Path."
 BAR = "Write on_progress(steps taken, steps), or: with jattn.console.progress(title) as on_progress."
 
 
@@ -225,6 +226,12 @@ FLOW = [
     (recorded(at=3 * 10**9), ValueError, "recorder: at must be below 2147483648, got at 3000000000. Steps of a jitted loop are int32: count in larger steps."),
     (recorded(at=(0, 2**31)), ValueError, "recorder: at must be below 2147483648, got at 2147483648. Steps of a jitted loop are int32: count in larger steps."),
     (lambda: flow.measure_row(KEYS, KEYS, KEYS, KEYS, -1), ValueError, "measure_row: row must be from 0 to T - 1, got row -1 and T 17. Count from 0."),
+    (lambda: flow.Recorder(3), TypeError, f"recorder: file must be a path, got file of type int. {PATH}"),
+    (lambda: flow.Recorder(None), TypeError, f"recorder: file must be a path, got file of type NoneType. {PATH}"),
+    (lambda: flow.Recorder(b"run.npy"), TypeError, f"recorder: file must be a path, got file of type bytes. {PATH}"),
+    (lambda: flow.run_in_parts(lambda x: (x**2).sum(), ones(2), optax.sgd(0.1), 3, every=1, folder=["run"]), TypeError, f"run_in_parts: folder must be a path, got folder of type list. {PATH}"),
+    (lambda: page.write(None, "Bank", page.weights([[1.0]], ["bank"], ["river"])), TypeError, f"write: file must be a path, got file of type NoneType. {PATH}"),
+    (lambda: console.save("x", 3), TypeError, f"save: file must be a path, got file of type int. {PATH}"),
     (recorded(name="run.npz"), ValueError, "recorder: file must end in .npy, got file run.npz. Name one."),
     (recorded(at=0), ValueError, "recorder: at must be at least 1, got at 0. Pass a Python int of at least 1."),
     (recorded(at=(3, 2)), ValueError, "recorder: at must be increasing steps from 0 on, got at of 2 steps. Give them sorted, without repeats, as flow.log_steps(steps) does."),

@@ -562,6 +562,12 @@ REFUSED = [
     ),
     (lambda: figures.training({}, WORDS), TypeError, "^training: run must hold q, k and weights, got run of type dict"),
     (
+        lambda: figures.animate(RUN, WORDS, ["x.gif"]),
+        TypeError,
+        r"^animate: file must be a path, got file of type list\. Pass a string or a pathlib\.Path\.$",
+    ),
+    (lambda: figures.save(Figure(), None), TypeError, "^save: stem must be a path, got stem of type NoneType"),
+    (
         lambda: figures.animate(RUN, WORDS, "x.avi"),
         ValueError,
         r"^animate: file must end in \.gif or \.mp4, got .*x\.avi",

@@ -25,7 +25,8 @@ def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str
       The file, whole or not at all.
 
     Raises:
-      ValueError: the file has another ending. OSError: the folder cannot be written to, or the file is a folder.
+      TypeError: the file is no path. ValueError: it has another ending. OSError: the folder cannot be
+        written to, or the file is a folder.
 
     Memory: that of its text, a few times.
 
@@ -38,7 +39,7 @@ def save(renderable: RenderableType, file: str | os.PathLike[str], *, title: str
       ...     console.save(console.bars(["river"], [0.5]), folder + "/row.svg").name
       'row.svg'
     """
-    file, width = Path(file), _errors.count("save", "width", width, least=1)
+    file, width = _errors.path("save", "file", file), _errors.count("save", "width", width, least=1)
     if file.suffix not in (".svg", ".html"):
         _errors.fail(ValueError, "save", "file must end in .svg or .html", "Name one of them.", file=file.name)
     with open(os.devnull, "w", encoding="utf-8", errors="replace") as nowhere:

@@ -32,8 +32,8 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
       The paths written, in the order of `kinds`.
 
     Raises:
-      ValueError: matplotlib knows no such format. OSError: the folder cannot be written to, or one of the
-        files is a folder.
+      TypeError: the stem is no path. ValueError: matplotlib knows no such format. OSError: the folder cannot be
+        written to, or one of the files is a folder.
 
     Memory: that of one picture.
 
@@ -47,7 +47,7 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
       ...     [path.name for path in figures.save(figure, folder + "/bank")]
       ['bank.png', 'bank.svg']
     """
-    stem, kinds = Path(stem), _picture_inputs.several("save", "kinds", kinds)
+    stem, kinds = _errors.path("save", "stem", stem), _picture_inputs.several("save", "kinds", kinds)
     known = figure.canvas.get_supported_filetypes()
     for kind in kinds:
         if kind not in known:

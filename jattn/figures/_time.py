@@ -138,8 +138,8 @@ def animate(
 
     Raises:
       ValueError: D is not 2, q or k is not finite, `frames` names none of the run, `seconds` is not more than 0, the
-        file has another ending, or ffmpeg is not installed. TypeError: as for `training`. OSError: the folder
-        cannot be written to, or the file is a folder.
+        file has another ending, or ffmpeg is not installed. TypeError: as for `training`, or the file is no path.
+        OSError: the folder cannot be written to, or the file is a folder.
 
     Memory: one frame, and for a GIF all of them (8 bits a pixel).
 
@@ -153,7 +153,7 @@ def animate(
       ...     figures.animate(run, ["river", "the"], folder + "/way.gif", seconds=0.2).name
       'way.gif'
     """
-    r, file = _picture_inputs.run("animate", run), Path(file)
+    r, file = _picture_inputs.run("animate", run), _errors.path("animate", "file", file)
     labels = _canvas.names("animate", "labels", labels, "S", r.weights.shape[1])
     if r.q.shape[1] != 2:
         _errors.fail(

@@ -49,7 +49,8 @@ def run_in_parts(
 
     Raises:
       TypeError, ValueError: as `run`; or the folder holds a run with other parameters, `steps` or `at`, one whose
-        `observe` picked other names, shapes or dtypes, or a last checkpoint of which files are lost or damaged.
+        `observe` picked other names, shapes or dtypes, or a last checkpoint of which files are lost or damaged; or it
+        is no path.
       ModuleNotFoundError: a folder is given and orbax is not installed: the extra `train` brings it.
 
     Memory: as `run`; a checkpoint holds what was seen so far.
@@ -67,6 +68,8 @@ def run_in_parts(
       0.0625
     """
     every = _errors.count("run_in_parts", "every", every, least=1)
+    if folder is not None:
+        folder = _errors.path("run_in_parts", "folder", folder)
     if on_progress is not None:
         remedy = "Write on_progress(steps taken, steps), or: with jattn.console.progress(title) as on_progress."
         _errors.takes("run_in_parts", "on_progress", on_progress, 2, remedy, "numbers")
@@ -136,14 +139,14 @@ def _shapes(tree: Tree) -> list[str]:
 class _Checkpoints:
     """A folder of checkpoints of one run, in the order of its steps."""
 
-    def __init__(self, folder: str | os.PathLike[str], told: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, told: dict[str, Any]) -> None:
         try:
             import orbax.checkpoint as ocp
         except ImportError:
             _errors.missing("run_in_parts", "orbax", "train")
         self._ocp, self._told = ocp, json.loads(json.dumps(told))
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(Path(folder).absolute(), options=options)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     def save(self, run_state: RunState, seen: list[Tree]) -> None:
         if int(run_state.step) in self._manager.all_steps():  # it broke right there, and will again

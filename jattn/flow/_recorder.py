@@ -50,11 +50,11 @@ class Recorder:
         asked for.
 
     Raises:
-      TypeError, ValueError: `at` is not increasing or not below 2³¹, `file` is no .npy or none of a recorder's,
-        `observe` no function; when called: a step is not a whole number, what is observed has no names, is no number,
-        or has another structure, shape or dtype than before; another recorder wrote in the file; it is called inside
-        jax.vmap or jax.shard_map. What differs in a jitted loop is a JaxRuntimeError; in a jax.checkpoint that is
-        differentiated JAX raises a NotImplementedError, "Effects not supported".
+      TypeError, ValueError: `at` is not increasing or not below 2³¹, `file` is no path, no .npy or none of a
+        recorder's, `observe` no function; when called: a step is not a whole number, what is observed has no names, is
+        no number, or has another structure, shape or dtype than before; another recorder wrote in the file; it is
+        called inside jax.vmap or jax.shard_map. What differs in a jitted loop is a JaxRuntimeError; in a jax.checkpoint
+        that is differentiated JAX raises a NotImplementedError, "Effects not supported".
 
     Memory: one record and the numbers of the steps; where every second is dropped the file, `limit` records at most.
 
@@ -89,7 +89,7 @@ class Recorder:
         limit: int = 1000,
     ) -> None:
         _errors.function(_CALLER, "observe", observe, "Write observe(*args) -> arrays by name.")
-        self._file, self._observe = Path(file), _by_call if observe is dict else observe
+        self._file, self._observe = _errors.path(_CALLER, "file", file), _by_call if observe is dict else observe
         if self._file.suffix != ".npy":
             _errors.fail(ValueError, _CALLER, "file must end in .npy", "Name one.", file=self._file.name)
         self._limit = _errors.count(_CALLER, "limit", limit, least=2)

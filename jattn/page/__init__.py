@@ -270,7 +270,7 @@ def write(file: str | os.PathLike[str], title: str, *parts: Part, note: str = ""
       The file.
 
     Raises:
-      As `html`. OSError: the folder cannot be written to, or the file is a folder.
+      As `html`. TypeError: the file is no path. OSError: the folder cannot be written to, or the file is a folder.
 
     Memory: that of its text.
 
@@ -284,7 +284,7 @@ def write(file: str | os.PathLike[str], title: str, *parts: Part, note: str = ""
       ...     page.write(folder + "/bank.html", "bank", row).name
       'bank.html'
     """
-    file, text = Path(file), html(title, *parts, note=note)
+    file, text = _errors.path("write", "file", file), html(title, *parts, note=note)
     _picture_inputs.target("write", "file", file)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
         unfinished = Path(folder) / "new.html"
