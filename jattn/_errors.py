@@ -306,6 +306,10 @@ def path(caller: str, name: str, x: Any) -> Path:
     if not isinstance(x, str | os.PathLike) or not isinstance(os.fspath(x), str):
         got = {name: f"of type {type(x).__name__}"}
         fail(TypeError, caller, f"{name} must be a path", "Pass a string or a pathlib.Path.", **got)
+    text = os.fspath(x)
+    if not text or "\0" in text:
+        got = {name: "with a null character" if text else "empty"}
+        fail(ValueError, caller, f"{name} must be a path", "Name a file or a folder.", **got)
     return Path(x)
 
 

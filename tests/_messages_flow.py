@@ -231,6 +231,8 @@ FLOW = [
     (lambda: flow.Recorder(b"run.npy"), TypeError, f"recorder: file must be a path, got file of type bytes. {PATH}"),
     (lambda: flow.run_in_parts(lambda x: (x**2).sum(), ones(2), optax.sgd(0.1), 3, every=1, folder=["run"]), TypeError, f"run_in_parts: folder must be a path, got folder of type list. {PATH}"),
     (lambda: page.write(None, "Bank", page.weights([[1.0]], ["bank"], ["river"])), TypeError, f"write: file must be a path, got file of type NoneType. {PATH}"),
+    (lambda: flow.run_in_parts(lambda x: (x**2).sum(), ones(2), optax.sgd(0.1), 3, every=1, folder=""), ValueError, "run_in_parts: folder must be a path, got folder empty. Name a file or a folder."),
+    (lambda: console.save("x", "row\0.svg"), ValueError, "save: file must be a path, got file with a null character. Name a file or a folder."),
     (lambda: console.save("x", 3), TypeError, f"save: file must be a path, got file of type int. {PATH}"),
     (recorded(name="run.npz"), ValueError, "recorder: file must end in .npy, got file run.npz. Name one."),
     (recorded(at=0), ValueError, "recorder: at must be at least 1, got at 0. Pass a Python int of at least 1."),

@@ -566,6 +566,11 @@ REFUSED = [
         TypeError,
         r"^animate: file must be a path, got file of type list\. Pass a string or a pathlib\.Path\.$",
     ),
+    (
+        lambda: figures.save(Figure(), "."),
+        IsADirectoryError,
+        r"^save: stem must not name a folder, got \. that is a folder\.",
+    ),
     (lambda: figures.save(Figure(), None), TypeError, "^save: stem must be a path, got stem of type NoneType"),
     (
         lambda: figures.animate(RUN, WORDS, "x.avi"),

@@ -52,6 +52,8 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
     for kind in kinds:
         if kind not in known:
             _errors.fail(ValueError, "save", "kinds must be formats of matplotlib", "Try png or svg.", kinds=repr(kind))
+    if not stem.name:
+        _picture_inputs.target("save", "stem", stem)
     targets = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     for target in targets:
         _picture_inputs.target("save", "stem", target)
