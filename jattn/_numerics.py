@@ -328,6 +328,18 @@ batching.primitive_batchers[of_first_example_p] = lambda xs, dims: (
 )
 
 
+def unknown(like: jax.Array, *constants: Any) -> list[jax.Array]:
+    """The constants as arrays of which XLA does not know the values, chosen by an entry of `like` that may be any.
+
+    XLA compiles a kernel for each constant that it holds, and one for all values of an array.
+    """
+    entry = jax.lax.slice(of_first_example(like), [0] * like.ndim, [1] * like.ndim).reshape(())
+    always = jnp.isfinite(entry).astype(jnp.int32) < 2
+    arrays = list(map(jnp.asarray, constants))
+    found: list[jax.Array] = jax.lax.cond(always, lambda: arrays, lambda: list(map(jnp.zeros_like, arrays)))
+    return found
+
+
 def finite_or_zero(top: jax.Array) -> jax.Array:
     """A maximum to subtract: the maximum of nothing, −inf, becomes 0."""
     return jnp.where(top == -jnp.inf, 0, top)

@@ -86,6 +86,11 @@ class SoftmaxState(NamedTuple):
         acc = jax.tree.map(lambda acc, more: added(acc * wide, more), self.acc, weighted_values(p))
         return SoftmaxState(m, self.total * shrink + p.sum(**keys), acc)
 
+    def once(self, one: jax.Array) -> "SoftmaxState":
+        """The same, of which XLA computes nothing a second time where it is needed: divided by a one that it does not
+        know (`_numerics.unknown`), as it does not repeat a division."""
+        return jax.tree.map(lambda a: a / one, self)
+
     def finish(self, *, transposed: bool = False, exact: bool = False) -> tuple[Any, jax.Array, jax.Array]:
         """(out, m, log_sum), lse = m + log_sum: kept apart, since beside a logit of 1e8 the logarithm is lost.
 

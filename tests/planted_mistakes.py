@@ -105,18 +105,13 @@ plant("the sink through the score", FORWARD, START, "sink = jnp.full((1, 1), sin
 HELD = "memory.py::test_without_a_loop_two_tiles_are_held_at_a_time"
 plant("no tile that waits for another", SCHEDULE, "made[-tuning.TILES_AT_ONCE]", "()", HELD)
 SHORT_ROWS = "tiles.py::test_few_tiles_in_short_rows_are_visited_without_a_loop"
-plant("a row of many tiles without a loop", SCHEDULE, "in_rows.max() <= tuning.WRITTEN_OUT_IN_A_ROW",
-      "in_rows.max() <= tuning.WRITTEN_OUT_TILES", SHORT_ROWS)
-plant("many tiles without a loop", SCHEDULE, "in_rows.sum() <= tuning.WRITTEN_OUT_TILES",
-      "in_rows.sum() <= 99", SHORT_ROWS)
-plant("positions counted from the tile on each axis", TILE, "(rows[letter].start - begin) + jnp", "jnp",
-      "finite.py::test_each_form_is_the_definition_and_so_are_its_derivatives[a window]")
-plant("a mask of each tile", TILE, "(rows[letter].start - begin) + jnp",
-      "rows[letter].start + jnp",
-      "tiles.py::test_tiles_equally_far_from_the_diagonal_have_one_mask")
-plant("a mask by distance where one side is not", "jattn/masks/_algebra.py",
-      "self.a.by_distance and self.b.by_distance", "self.a.by_distance or self.b.by_distance",
-      "masks.py::test_a_mask_by_distance_is_the_same_wherever_positions_are_counted_from")
+plant("a row of many tiles without a loop", SCHEDULE, "in_rows.max() <= longest", "True", SHORT_ROWS)
+plant("many tiles without a loop", SCHEDULE, "in_rows.sum() <= self.most_written_out", "True", SHORT_ROWS)
+SHARED_KERNELS = "tiles.py::test_tiles_that_are_visited_without_a_loop_share_their_kernels"
+plant("numbers of tiles that XLA knows", SCHEDULE, "step(state, numbers[i], numbers[j],", "step(state, jnp.int32(i), "
+      "jnp.int32(j),", SHARED_KERNELS)
+plant("a maximum computed again at every tile", PARTIALS, "return jax.tree.map(lambda a: a / one, self)",
+      "return self", SHARED_KERNELS)
 plant("positions that do not wait", TILE, 'axes["q"]._replace(positions=after(earlier, axes["q"].positions))',
       'axes["q"]', HELD)
 plant("cotangents that do not wait", BACKWARD, "after(first, dout)", "dout", HELD)

@@ -14,7 +14,7 @@ from _oracles import definition, weigh
 import jattn
 from jattn import cache, flow, masks, scores
 from jattn._numerics import max_or_nan
-from jattn.engine import tuning
+from jattn.engine import schedule, tuning
 from jattn.engine.attend import make_plan
 from jattn.engine.batching import batched_call
 from jattn.engine.forward import Forward
@@ -71,7 +71,8 @@ def test_each_form_is_the_definition_and_so_are_its_derivatives(case, x64, monke
     want = orders(definition(**options | {"mask": mask}))(*x)
     for finite, tiles in FORMS.values():
         jax.clear_caches()
-        monkeypatch.setattr(tuning, "WRITTEN_OUT_TILES", tiles)
+        for of in ("WRITTEN_OUT_TILES", "WRITTEN_OUT_TILES_OF_VALUE"):
+            monkeypatch.setattr(tuning, of, tiles)
         got = orders(lambda *x, finite=finite: attend(*x, **options, finite=finite))(*x)
         assert_close(got, want, ulps=512)
 
@@ -292,8 +293,9 @@ def test_a_score_may_have_no_derivative_at_zero(rows, options, kernel, monkeypat
             assert_close(g, w, ulps=2**12, dtype=np.float32, scale=np.abs(w).max())
 
 
-def test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all():
+def test_a_batch_is_asked_once_and_few_queries_or_pairs_not_at_all(monkeypatch):
     """Reading the keys is what few queries cost. One tile of all pairs has no search to be spared."""
+    monkeypatch.setattr(schedule, "unknown", lambda like, *constants: constants)  # another choice than the question
 
     def questions(T, platform="cpu", batch=(3, 2), **options):
         q, k = (jax.ShapeDtypeStruct((*batch, n, D), jnp.float32) for n in (T, 600))

@@ -33,7 +33,8 @@ def small_tiles(request, monkeypatch):
     if request.param is None:
         return
     monkeypatch.setattr(tuning, "tile_sizes", lambda T, S, platform=None: (min(T, 16), min(S, 16)))
-    monkeypatch.setattr(tuning, "WRITTEN_OUT_TILES", request.param)
+    for of in ("WRITTEN_OUT_TILES", "WRITTEN_OUT_TILES_OF_VALUE"):
+        monkeypatch.setattr(tuning, of, request.param)
 
 
 def inputs(*names):

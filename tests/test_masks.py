@@ -454,25 +454,6 @@ def test_a_mask_is_closed_over_or_passed_alike():
     assert_same(f(mask), jax.jit(lambda: jattn.attention(q, k, k, mask=mask, **positions()))())
 
 
-def test_a_mask_by_distance_is_the_same_wherever_positions_are_counted_from():
-    """And every other is not, so that none is thought to be one."""
-
-    def at(mask, first):
-        return np.asarray(masks.to_dense(mask, T, S, q_positions=q_places + first, k_positions=k_places + first))
-
-    rows = masks.lengths(q=1) | masks.dense(ALLOWED) & masks.segments(np.arange(T) // 3, np.arange(S) // 4)
-    by_distance = masks.causal(), masks.window(4, 1), masks.dilated(3), masks.strided(4, 1), masks.full(), rows
-    by_place = masks.prefix(5), masks.sinks(5), masks.chunked(5), masks.neighbourhood(40, 4), masks.where(near)
-    for mask in (*by_distance, ~by_distance[1], by_distance[0] & by_distance[2]):
-        assert mask.by_distance
-        for first in (1, 7, 100):
-            np.testing.assert_array_equal(at(mask, first), at(mask, 0))
-    for mask in (*by_place, masks.blocks(ALLOWED, 2)):
-        assert not any(x.by_distance for x in (mask, ~mask, mask & masks.causal(), masks.causal() | mask))
-    for mask in by_place[:4]:
-        assert any((at(mask, first) != at(mask, 0)).any() for first in (1, 7, 100)), mask
-
-
 def test_causal_and_window_look_at_positions_and_the_others_at_rows():
     for mask in (masks.causal(), masks.window(1), ~masks.causal(), masks.lengths(k=2) | masks.window(1)):
         assert mask.looks_at_positions

@@ -1,6 +1,7 @@
 """Tiles: which are visited and which are not, what pads them, and dropout that does not know of them."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -217,38 +218,44 @@ def test_each_tile_that_is_not_empty_is_visited_once_and_no_other(name, T, S, tr
     assert name == "nothing" or T == 16 or (want == 0).any()
 
 
-@pytest.mark.parametrize(("T", "S", "taken"), [(64, 64, True), (80, 64, False), (16, 64, True), (16, 80, False)])
-def test_few_tiles_in_short_rows_are_visited_without_a_loop(T, S, taken):
-    """Up to 16 of them, 4 in a row, and of operands that are finite."""
+@pytest.mark.parametrize(
+    ("T", "S", "derivative", "value"),
+    [(64, 64, 1, 1), (80, 64, 0, 1), (96, 96, 0, 1), (112, 96, 0, 0), (16, 64, 1, 1), (16, 80, 0, 0), (32, 80, 0, 0)],
+)
+def test_few_tiles_in_short_rows_are_visited_without_a_loop(T, S, derivative, value):
+    """Up to 16 of a derivative and 36 of a value, no more in a row than 4 or than rows; of operands that are finite."""
     plan, x = plan_and_operands(None, 16, 16, T=T, S=S)
-    assert schedule.schedule(dataclasses.replace(plan, finite=True), x).written_out == taken
-    assert not schedule.schedule(plan, x).written_out
+    for of_value, taken in enumerate((derivative, value)):
+        visits = schedule.schedule(dataclasses.replace(plan, finite=True), x, of_value=bool(of_value))
+        assert visits.written_out == bool(taken)
+        assert not schedule.schedule(plan, x, of_value=bool(of_value)).written_out
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_tiles_equally_far_from_the_diagonal_have_one_mask(transposed):
-    """Asked of the same positions, it is made once; but not if it asks for more than a distance, or of given places."""
+@pytest.mark.structure
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="without a loop it is on a CPU")
+@pytest.mark.parametrize("which", ["value", "gradient", "jvp"])
+def test_tiles_that_are_visited_without_a_loop_share_their_kernels(which, monkeypatch):
+    """XLA compiles as many for ten tiles as for six: none knows where its tile lies, or what came before."""
+    monkeypatch.setattr(tuning, "FEW_PAIRS", 0)
 
-    def asked(mask, at, **places):
-        plan, x = plan_and_operands(mask, 16, 16, T=48, S=48)
-        made = [tile.cut(plan, x._replace(**places), i, j, transposed=transposed) for i, j in at]
-        for (i, j), w in zip(at, made, strict=True):
-            rows = [n * 16 + np.arange(16) for n in ((j, i) if transposed else (i, j))]
-            whole = masks.to_dense(mask, 48, 48)
-            want = whole.T[np.ix_(*rows)] if transposed else whole[np.ix_(*rows)]
-            np.testing.assert_array_equal(tile.tile_mask(plan, w), want)
-            for axis, told, row in zip((w.q_axis, w.k_axis), w.positions, (i, j), strict=True):
-                np.testing.assert_array_equal(axis.numbers.ravel(), row * 16 + np.arange(16))
-                np.testing.assert_array_equal(told, axis.numbers)
-        return len({tuple(np.concatenate([axis.positions.ravel() for axis in (w.q_axis, w.k_axis)])) for w in made})
+    def f(q, k, v):
+        return jattn.attention(q, k, v, mask=masks.causal())
 
-    diagonal, below = [(0, 0), (1, 1), (2, 2)], [(1, 0), (2, 1)]
-    mask = masks.causal() & masks.window(20)
-    assert asked(mask, diagonal) == asked(mask, below) == asked(mask, [(0, 1), (1, 2)]) == 1
-    assert asked(mask, diagonal + below) == 2
-    assert asked(mask | masks.prefix(5), diagonal) == 3
-    places = jnp.arange(48, dtype=jnp.int32)
-    assert asked(mask, diagonal, q_positions=places, k_positions=places) == 3
+    orders = {
+        "value": f,
+        "gradient": lambda *x: jax.grad(lambda *x: f(*x).sum(), (0, 1, 2))(*x),
+        "jvp": lambda *x: jax.jvp(f, x, x),
+    }
+
+    def kernels(T):
+        """Of whole tiles, without their names and the number of tiles."""
+        x = [jax.ShapeDtypeStruct((T, 64), jnp.float32)] * 3
+        text = jax.jit(orders[which]).lower(*x).compile().as_text()
+        bodies = re.findall(r"^%?fused_computation\S* \((.*?)^}", text, re.M | re.S)
+        tile = [re.sub(r"%[\w.-]+|\w+[.\d]*(?=:)|, metadata={.*?}", "", b) for b in bodies if "[512,512]" in b]
+        return {re.sub(rf"\b({T}|{T // 512}|{n * (n + 1) // 2})\b", "n", b) for b in tile for n in [T // 512]}
+
+    assert len(kernels(2048)) == len(kernels(1536))
 
 
 @pytest.mark.structure

@@ -79,7 +79,7 @@ class Forward(PlannedFunction, ReturnsPartial):
         x = pad(plan, jax.tree.unflatten(self.tree, leaves))
         if fits_one_tile(plan, x):
             return single_tile(plan, x)
-        visits = schedule(plan, x)
+        visits = schedule(plan, x, of_value=True)
         nan_rows = (lambda *tile: None) if plan.finite else nan_rows_of(plan, x)
         exact = plan.finite and exact_logits(plan, x)
 
@@ -94,13 +94,13 @@ class Forward(PlannedFunction, ReturnsPartial):
                 state = forward_masked_tile(plan, state, tile, exact=exact)
             else:
                 state = forward_full_tile(plan, state, tile, lambda products: nan_rows(products, i, j), exact=exact)
-            return state, state.acc
+            return state, ()
 
         def finish(state: SoftmaxState | None) -> tuple[None, tuple[jax.Array, ...]]:
             out, m, log_sum = (before_keys(plan, x, 0) if state is None else state).finish(exact=exact)
             return None, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum)
 
-        _, ys = fold_rows(visits, None, start, step, finish)
+        _, ys = fold_rows(visits, None, start, step, finish, SoftmaxState.once)
         return [y[: plan.T] for y in ys]
 
 

@@ -110,13 +110,13 @@ def _fold(plan: Plan, x: Operands, x_dot: Operands) -> tuple[jax.Array, ...]:
             return _weighted(plan, tile, tile_dot, p, p * logits_dot)
 
         state = SoftmaxState.of(found, sums) if state is None else state.absorb(found, sums, exact=exact)
-        return state, state.acc
+        return state, ()
 
     def finish(state: SoftmaxState | None) -> tuple[None, tuple[jax.Array, ...]]:
         (out, a, total_dot), m, log_sum = (first_state(0) if state is None else state).finish(exact=exact)
         return None, (out if exact else out + nan_if_nonfinite(out)[:, None], m, log_sum, a, total_dot[:, 0])
 
-    return tuple(fold_rows(visits, None, start, step, finish)[1])
+    return tuple(fold_rows(visits, None, start, step, finish, SoftmaxState.once)[1])
 
 
 def _weighted(plan: Plan, tile: Tile, tile_dot: Tile, p: jax.Array, p_dot: jax.Array) -> tuple[jax.Array, ...]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn._numerics import Settings
+from jattn._numerics import Settings, unknown
 from jattn._values import recomputed
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite
@@ -101,6 +101,8 @@ class Schedule:
     plan: Plan
     lists: tuple[np.ndarray, np.ndarray] | None
     states: jax.Array | None
+    q: jax.Array
+    most_written_out: int
 
     @property
     def written_out(self) -> bool:
@@ -108,16 +110,18 @@ class Schedule:
         if self.lists is None or not self.plan.finite:
             return False
         in_rows = np.bincount(np.concatenate(self.lists)[:, 0], minlength=1)
-        return in_rows.sum() <= tuning.WRITTEN_OUT_TILES and in_rows.max() <= tuning.WRITTEN_OUT_IN_A_ROW
+        longest = max(tuning.WRITTEN_OUT_IN_A_ROW, self.plan.q_tiles)
+        return in_rows.sum() <= self.most_written_out and in_rows.max() <= longest
 
 
-def schedule(plan: Plan, x: Operands) -> Schedule:
-    """Which tiles are visited. `x` is padded."""
+def schedule(plan: Plan, x: Operands, *, of_value: bool = False) -> Schedule:
+    """Which tiles are visited. `x` is padded. `of_value`: whether that is for a value, and not for a derivative."""
+    most = tuning.WRITTEN_OUT_TILES_OF_VALUE if of_value else tuning.WRITTEN_OUT_TILES
     states = block_states(plan, x)
     if isinstance(states, jax.Array):
-        return Schedule(plan, None, states)
+        return Schedule(plan, None, states, x.q, most)
     unmasked, masked = (np.argwhere(states == state) for state, _ in PASSES)
-    return Schedule(plan, (unmasked, masked), None)
+    return Schedule(plan, (unmasked, masked), None, x.q, most)
 
 
 def block_states(plan: Plan, x: Operands) -> Any:
@@ -187,22 +191,30 @@ def fold_rows(
     start: Callable[..., Any],
     step: Callable[..., Any],
     finish: Callable[..., Any],
+    once: Callable[[Any, jax.Array], Any] | None = None,
 ) -> Any:
     """(carry, ys) after all query tiles; the y, which each of them leaves, are joined along their rows.
 
     For each query tile i: state = start(carry, i); state, made = step(state, i, j, masked, first) for each key tile j
     that it visits; carry, y = finish(state). `made` is what the step computed last. Without a loop, `first` is what was
-    made of a tile before, and the step is to compute nothing of its tile earlier (`_numerics.after`).
+    made of a tile before, and the step is to compute nothing of its tile earlier (`_numerics.after`); XLA knows neither
+    i nor j, so that tiles share their kernels; and once(state, one), if it is given, takes the place of the state and
+    of what was made (`SoftmaxState.once`).
     """
     n = visits.plan.q_tiles
     if visits.written_out:
         assert visits.lists is not None
+        counted = map(jnp.int32, range(max(n, visits.plan.k_tiles)))
+        *numbers, one = unknown(visits.q, *counted, jnp.ones((), visits.plan.dtype))
+        step = jax.jit(step, static_argnums=3)  # traced once for all tiles that are alike
         rows, made = [], [()] * tuning.TILES_AT_ONCE
         for i in range(n):
-            state = start(carry, i)
+            state = start(carry, numbers[i])
             for tiles, (_, masked) in zip(visits.lists, PASSES, strict=True):
                 for j in tiles[tiles[:, 0] == i, 1]:
-                    state, last = step(state, i, int(j), masked, made[-tuning.TILES_AT_ONCE])
+                    state, last = step(state, numbers[i], numbers[j], masked, made[-tuning.TILES_AT_ONCE])
+                    if once is not None:
+                        last = state = once(state, one)
                     made.append(last)
             carry, y = finish(state)
             rows.append(y)

@@ -91,13 +91,6 @@ def cut(plan: Plan, x: Operands, i: Any, j: Any, *, transposed: bool = False, fi
         for side, (_, n, size, at, length) in enumerate(sides):
             if at is None and reaches_beyond(length, n, size):
                 told[side] = within(told[side], length)
-    known = isinstance(i, int) and isinstance(j, int) and x.q_positions is None and x.k_positions is None
-    if known and x.mask is not None and x.mask.by_distance:
-        # Counted from where the tile begins: tiles equally far from the diagonal have one mask, which XLA makes once.
-        begin = min(rows["q"].start, rows["k"].start)
-        for letter, _, size, *_ in sides if begin else ():
-            counted = (rows[letter].start - begin) + jnp.arange(size, dtype=jnp.int32)
-            axes[letter] = axes[letter]._replace(positions=counted.reshape(axes[letter].numbers.shape))
     return Tile(
         q=None if x.q is None else after(first, take(x.q, ROLES.q)),
         k=take(x.k, ROLES.k),

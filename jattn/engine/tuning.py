@@ -57,12 +57,15 @@ memory than the queries of a head of width 64. The products are most of the time
 
 WRITTEN_OUT_TILES = 16
 """Up to so many tiles, 2,048 × 2,048 pairs on a CPU, are visited one after another without a loop. With 8 heads of 64,
-causal, a call took 35 ms instead of 41, a gradient 118 instead of 126, a jvp 93 instead of 104 (Intel, two cores), and
-.5 s more to compile."""
+causal, a call took 35 ms instead of 41, a gradient 118 instead of 126, a jvp 93 instead of 104 (Intel, two cores)."""
+
+WRITTEN_OUT_TILES_OF_VALUE = 36
+"""And so many for a value, causal of 4,096 × 4,096 pairs: with 8 heads of 64 it takes 120 ms instead of 155, that of a
+window of 1,024 77 ms instead of 103, each .3 s more to compile, and a gradient 457 ms instead of 487. With the tiles of
+its backward pass written out too it would take 429 ms, and another .4 s to compile (Intel, two cores)."""
 
 WRITTEN_OUT_IN_A_ROW = 4
-"""And no row of more tiles: with 512 queries and 8,192 keys that takes as long as in a loop, and four times as long to
-compile."""
+"""And no row of more tiles, or than there are rows: with 512 queries and 8,192 keys that takes as long as in a loop."""
 
 TILES_AT_ONCE = 2
 """Where there is no loop, a tile waits for the one before the last: XLA, which computes at once what is independent,

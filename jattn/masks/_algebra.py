@@ -93,9 +93,6 @@ class Mask:
     looks_at_positions: bool = False
     """Whether the answer depends on how the positions of q and of k align."""
 
-    by_distance: bool = False
-    """Whether the positions t and s of a pair are in the answer by t − s alone, wherever they are counted from."""
-
     asks_users_function: bool = False
     """Whether a function that a user wrote says which pairs are allowed."""
 
@@ -291,10 +288,6 @@ class _Both(Mask):
     def looks_at_positions(self) -> bool:  # type: ignore[override]
         return self.a.looks_at_positions or self.b.looks_at_positions
 
-    @property
-    def by_distance(self) -> bool:  # type: ignore[override]
-        return self.a.by_distance and self.b.by_distance
-
     def validate(self, caller: str, T: int, S: int, placed: bool) -> None:
         self.a.validate(caller, T, S, placed)
         self.b.validate(caller, T, S, placed)
@@ -357,10 +350,6 @@ class Not(Mask):
     @property
     def looks_at_positions(self) -> bool:  # type: ignore[override]
         return self.a.looks_at_positions
-
-    @property
-    def by_distance(self) -> bool:  # type: ignore[override]
-        return self.a.by_distance
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return ~self.a.pairs(q, k)

@@ -15,7 +15,6 @@ class Causal(Mask):
     """See `causal`."""
 
     looks_at_positions = True
-    by_distance = True
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
         return q.positions >= k.positions
@@ -70,7 +69,6 @@ class Window(Mask):
     """See `window`."""
 
     looks_at_positions = True
-    by_distance = True
     left: int | None = static()
     right: int | None = static()
 
@@ -103,7 +101,6 @@ class Window(Mask):
 class Constant(Mask):
     """See `full` and `empty`."""
 
-    by_distance = True
     allowed: bool = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:

@@ -21,7 +21,6 @@ from jattn.masks._tiles import PARTIAL, BlockState, Ends, Spans, TileAxis, block
 class Lengths(Mask):
     """See `lengths`."""
 
-    by_distance = True
     counts_rows = True
 
     q: Integer[Array, ""] | int | None
@@ -52,7 +51,6 @@ class Lengths(Mask):
 class Dense(Mask):
     """See `dense`."""
 
-    by_distance = True
     counts_rows = True
 
     array: Bool[Array, "T S"]
@@ -118,8 +116,6 @@ def _some_and_every(
 @value
 class Segments(Mask):
     """See `segments`."""
-
-    by_distance = True
 
     q: Integer[Array, " T"]
     k: Integer[Array, " S"] | None

@@ -13,7 +13,6 @@ class Dilated(Mask):
     """See `dilated`."""
 
     looks_at_positions = True
-    by_distance = True
     stride: int = static()
 
     def pairs(self, q: TileAxis, k: TileAxis) -> Bool[Array, "..."]:
@@ -33,7 +32,6 @@ class Strided(Mask):
     """See `strided`."""
 
     looks_at_positions = True
-    by_distance = True
     stride: int = static()
     local: int = static()
 
