@@ -107,14 +107,14 @@ class Plan:
         """The working set of one tile: its logits and its weights; None, for no limit, with few queries.
 
         As much as a group may have where a group is to be one example, which is traced and compiled faster: in the form
-        for what is not finite, which is rare, and for loops over large tiles, whose two forms then share their kernels.
+        for what is not finite, which is rare, and for many large tiles, whose two forms then share their kernels.
         """
         if self.q_tile < tuning.FEW_QUERIES:
             return None
         tile = 2 * self.q_tile * self.k_tile * np.dtype(self.dtype).itemsize
-        return tuning.group_bytes(self.platform) if self.all_masked or self._loops_over_large_tiles(tile) else tile
+        return tuning.group_bytes(self.platform) if self.all_masked or self._many_large_tiles(tile) else tile
 
-    def _loops_over_large_tiles(self, tile: int) -> bool:
+    def _many_large_tiles(self, tile: int) -> bool:
         large = self.platform == "cpu" and self.static_lengths and tile >= tuning.LARGE_TILE_BYTES
         return large and self.q_tiles > 1 and self.q_tiles * self.k_tiles > tuning.WRITTEN_OUT_TILES
 
