@@ -128,10 +128,11 @@ def group_bytes(platform: str) -> int:
 
 
 LARGE_TILE_BYTES = 2**21
-"""Of more than `WRITTEN_OUT_TILES` tiles in several rows, of so large a working set, 512 × 512 in float32, a CPU has one
-example in a group and not four: in loops, causal or of a window, T = 4,096, the value and the gradient compile in .78
-to .86 of the time; to run, a gradient takes as long and a value up to .04 more (Intel, two cores). Elsewhere a value would take longer: of 16 queries
-with 32,768 keys 1.22 times, of 64 with 8,192 1.14, of what is written out up to 1.09 (T = 1,024, causal)."""
+"""Of more than `WRITTEN_OUT_TILES` tiles in several rows, of such a working set, 512 × 512 in float32, a CPU has
+one example in a group and not four: in loops, causal or of a window, T = 4,096, the value and the gradient compile in
+.78 to .86 of the time; to run, a gradient takes as long and a value up to .04 more. Elsewhere a value would take
+longer: of 16 queries with 32,768 keys 1.22 times, of 64 with 8,192 1.14, of fewer tiles up to 1.09 (Intel, two
+cores)."""
 
 
 LANES = 128
