@@ -11,6 +11,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _browser import only_chromium, visits
 from scipy.optimize import minimize
 
 from jattn import flow
@@ -221,13 +222,25 @@ def test_a_page_may_be_made_of_any_sentence(tmp_path):
     assert r["margin"] == 0.0, "the same word stands there twice"
 
 
-def test_a_weight_that_underflows_has_no_gain_and_the_page_says_so(tmp_path):
-    words = ["--word", "a=100,0", "--word", "b=-100,0", "--word", "c=0,3", "--target", "a"]
-    _, head = data(compute(explore, *words, "--steps", 3, "--out", tmp_path / "u.html")["page"])["parts"]
+UNDERFLOWS = ("--word", "a=100,0", "--word", "b=-100,0", "--word", "c=0,3", "--target", "a", "--steps", 3)
+
+
+def test_a_weight_that_underflows_has_no_gain(tmp_path):
+    _, head = data(compute(explore, *UNDERFLOWS, "--out", tmp_path / "u.html")["page"])["parts"]
     assert head["weights"][1][0] == 0
     assert head["gains"][:2] == [[1, 0, 0], [None, 0, 0]]
     np.testing.assert_allclose(head["gains"][2], [1 / head["weights"][2][0], 0, 0], rtol=1e-12)
-    assert "What this query gains is no number" in (tmp_path / "u.html").read_text(encoding="utf-8")
+
+
+@only_chromium
+def test_the_page_says_which_query_has_no_gain(browser, tmp_path):
+    compute(explore, *UNDERFLOWS, "--out", tmp_path / "u.html")
+    with visits(browser, tmp_path) as go:
+        view = go("u.html")
+        for row, said in enumerate((False, True, False)):
+            view.locator(f'[data-row="{row}"]').first.click()
+            assert view.get_by_text("What this query gains is no number").is_visible() == said
+        assert view.seen == []
 
 
 def test_a_page_for_your_vectors_with_another_loss(tmp_path, capsys, monkeypatch):
