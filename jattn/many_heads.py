@@ -149,7 +149,8 @@ def dot_product_attention(
     around = None if local_window_size is None else _window_sizes(_CALLER, local_window_size)
     if implementation == "xla":
         ours: Any = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
-        ours |= {"dropout_rate": dropout_rate if options.drops(dropout_rate) else None, "dropout_key": dropout_key}
+        if options.drops(dropout_rate):  # a key of which nothing is drawn changes nothing
+            ours |= {"dropout_rate": dropout_rate, "dropout_key": dropout_key}
         reason = unsupported_reason(query, key, value, mask, [name for name, x in ours.items() if x is not None])
         if reason is not None:
             must = f"implementation must be able to do this call ({reason})"

@@ -130,6 +130,7 @@ def test_xla_never_leaves_dropout_out(rate):
         with pytest.raises(ValueError, match=r"^dot_product_attention: .* \(jax\.nn has no dropout_rate"):
             call_of(given, key)
     assert_same(call(0.0), jax.nn.dot_product_attention(*x))  # the control
+    assert_same(call(0.0, jax.random.key(0)), call(0.0))
 
 
 def of_jax_nn(*x, **options):
