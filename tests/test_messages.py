@@ -297,6 +297,7 @@ TABLE = [
     (many(implementation="xla", mask=masks.lengths(k=3)), ValueError, f"dot_product_attention: implementation must be able to do this call (jax.nn takes booleans for a mask; masks.to_dense makes them), got implementation 'xla'. {ELSE}"),
     (many(query=ones(T, D)), ValueError, f"dot_product_attention: query must have the axes [B, T, N, H], or these without B, got query [13, 5]. {AXES}"),
     (many(value=ones(1, B, S, K, Dv)), ValueError, f"dot_product_attention: value must have the axes [B, S, K, Hv], or these without B, got value [1, 2, 17, 2, 3]. {AXES}"),
+    (many(key=ones(B, S, 0, D), value=ones(B, S, 0, Dv)), ValueError, "dot_product_attention: the query heads N must be a multiple of the K key heads, got query [2, 13, 4, 5] and key [2, 17, 0, 5]. Give keys and values at least one head."),
     (many(query=QUERY[0]), ValueError, "dot_product_attention: query, key and value must agree in their axes, got query [13, 4, 5] and key [2, 17, 2, 5] and value [2, 17, 2, 3]. Give all three the axis B or none of them."),
     (many(key=whole(B, S, K, D)), TypeError, "dot_product_attention: key must be floating point, got key int32[2, 17, 2, 5]. Convert it first: key.astype(jax.numpy.float32)."),
     (many(value=ones(B, S, 1, Dv)), ValueError, "dot_product_attention: key and value must agree in B, S and K, got key [2, 17, 2, 5] and value [2, 17, 1, 3]. Each key needs its one value."),
