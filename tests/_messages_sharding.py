@@ -148,6 +148,7 @@ SHARDING = [
     (lambda: sharding.ring(ones(1, T, H, D), ones(1, T, 2, D), ones(1, T, 2, Dv), axis_name="seq"), ValueError, f"ring: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 'seq'. {BOUND}"),
     (inside(axis_name=["seq"]), TypeError, "ring: axis_name must be a mesh axis, or a tuple of them, got axis_name of type list. Write several as ('a', 'b')."),
     (inside(axis_name=0), ValueError, f"ring: axis_name must be an axis of a surrounding jax.shard_map, got axis_name 0. {BOUND}"),
+    (lambda: jax.vmap(lambda x: sharding.ring(x, x, x, axis_name="i"), axis_name="i")(ones(3, T, H, D)), ValueError, "ring: axis_name must be an axis of a surrounding jax.shard_map, and none of jax.vmap, got axis_name 'i'. Call it inside jax.shard_map over a mesh with this axis, or take gather, which vmap takes too."),
     (inside(axis_name=("seq", "seq")), ValueError, "ring: axis_name must name an axis once, got axis_name ('seq', 'seq'). Give each a mesh axis of its own."),
     (inside("ring_all_to_all", axis_name=("seq", "seq")), ValueError, "ring_all_to_all: axis_name must name an axis once, got axis_name ('seq', 'seq'). Give each a mesh axis of its own."),
     (inside(axis_name=()), ValueError, f"ring: axis_name must name a mesh axis, got axis_name (). {SCHEMELESS}"),

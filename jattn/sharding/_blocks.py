@@ -144,6 +144,14 @@ def devices(caller: str, axis_name: Any) -> int:
         _errors.fail(ValueError, caller, must, remedy, axis_name=repr(axis_name))
 
 
+def manual(caller: str, axis_name: Any) -> None:
+    """Refuses an axis of `jax.vmap`, around whose examples the engine's one primitive sends nothing."""
+    if not {*names_of(axis_name)} <= {*jax.sharding.get_abstract_mesh().manual_axes}:
+        must = "axis_name must be an axis of a surrounding jax.shard_map, and none of jax.vmap"
+        remedy = "Call it inside jax.shard_map over a mesh with this axis, or take gather, which vmap takes too."
+        _errors.fail(ValueError, caller, must, remedy, axis_name=repr(axis_name))
+
+
 def _positions(
     caller: str,
     axis_name: Any,

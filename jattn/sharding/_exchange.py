@@ -10,7 +10,7 @@ from jattn.arguments.heads import merge_heads, rows_before_heads, split_heads, v
 from jattn.engine.attend import attend_unrounded, make_plan
 from jattn.engine.batching import batched_call
 from jattn.engine.plan import Operands
-from jattn.sharding._blocks import LocalBlocks, hop_distances, leaf_axes
+from jattn.sharding._blocks import LocalBlocks, hop_distances, leaf_axes, manual
 from jattn.sharding._ring import EACH, MappedHead, RingForward, RingSchedule
 
 
@@ -47,6 +47,7 @@ def ring_attention(b: LocalBlocks, axis_name: Any) -> tuple[jax.Array, jax.Array
     if not b.q.shape[0]:  # an empty batch: arrays without a number, which nothing has to send
         out, lse = attend_local(b)
         return rows_before_heads(out), rows_before_heads(lse)
+    manual(b.caller, axis_name)
     plan, x = _operands(b)
     leaves, tree = jax.tree.flatten(x)
     levels = tuple(jax.tree.leaves(_levels(b, x), is_leaf=_level))
