@@ -23,6 +23,9 @@ MOST = 2**31 - 1
 """The largest int32, in which rows and tokens are counted: no distance is larger."""
 
 
+_LARGEST = float(np.finfo(np.float64).max)
+
+
 def shape(x: Any) -> str:
     """A shape as it is spelled in every message: `[13, 5]`."""
     return "[" + ", ".join(str(n) for n in jnp.shape(x)) + "]"
@@ -182,6 +185,8 @@ def reals(x: Any) -> np.ndarray | None:
     """`x` as float64, or None if it holds no real numbers of one shape, or is traced."""
     try:
         held = np.asarray(x)
+        if held.dtype.kind == "O":  # whole numbers of Python may be past every float64
+            held = np.where(held > _LARGEST, np.inf, np.where(held < -_LARGEST, -np.inf, held))
         return None if x is None or held.dtype.kind in "cmMSU" else np.asarray(held, np.float64)
     except (TypeError, ValueError):
         return None

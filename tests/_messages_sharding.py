@@ -219,6 +219,8 @@ SHARDING = [
     (planned(bandwidth="fast"), TypeError, "plan: bandwidth must be a real number, got bandwidth of type str. Measure one step on one device, and one transfer between two."),
     (planned(bandwidth=True), TypeError, "plan: bandwidth must be a real number, got bandwidth of type bool. Measure one step on one device, and one transfer between two."),
     (planned(bandwidth=[[1.0], [1.0, 2.0]]), TypeError, "plan: bandwidth must be a real number, got bandwidth of type list. Measure one step on one device, and one transfer between two."),
+    (planned(T=10**400), ValueError, "plan: T must be at most 2**53, got T a number of 1329 bits. Plan what a machine can hold."),
+    (planned(bandwidth=-10**400), ValueError, f"plan: bandwidth must be above zero, got bandwidth -1{'0' * 400}. Measure one step on one device, and one transfer between two."),
     (planned(dtype=None), TypeError, "plan: dtype must be floating point, got dtype None. Give the dtype of q, k and v, as in dtype='bfloat16'."),
     (planned(devices=0), ValueError, "plan: devices must be at least 1, got devices 0. Pass a Python int of at least 1."),
     (planned(heads=6, kv_heads=4), ValueError, f"plan: heads must be a multiple of kv_heads, got heads 6 and kv_heads 4. {SERVES}"),

@@ -719,6 +719,8 @@ def test_a_rate_may_be_a_whole_number_of_any_size():
     sizes = {"heads": 2, "kv_heads": 2, "head_dim": 4, "dtype": "float32", "devices": 2}
     of_int, of_float = (sharding.plan(8, 8, **sizes, flops_per_second=F, bandwidth=1) for F in (10**30, 1e30))
     assert of_int == of_float
+    past, no_end = (sharding.plan(8, 8, **sizes, flops_per_second=1e9, bandwidth=W) for W in (10**400, np.inf))
+    assert past == no_end
 
 
 def test_unzigzag_undoes_zigzag():

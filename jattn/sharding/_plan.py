@@ -129,7 +129,7 @@ def plan(
       Comparison(costs, choice); `print` shows a table. The choice is the least seconds among what is possible.
 
     Raises:
-      TypeError, ValueError: a size is not a whole number of at least 1, kv_heads does not divide heads, the dtype is
+      TypeError, ValueError: a size is not a whole number from 1 to 2**53, kv_heads does not divide heads, the dtype is
         not floating point, a rate is not a number above zero, or the mask is not one that a sequence in pieces can
         have, or T or S is more than 2**31 with a mask.
 
@@ -149,6 +149,11 @@ def plan(
     """
     sizes = {"T": T, "S": S, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "devices": devices}
     T, S, H, Hkv, D, P = (_errors.count("plan", name, n, least=1) for name, n in sizes.items())
+    for name, n in sizes.items():
+        if n > 2**53:  # beyond it the figures, which are products of these, would leave the range of float64
+            remedy = "Plan what a machine can hold."
+            got = {name: f"a number of {int(n).bit_length()} bits"}
+            _errors.fail(ValueError, "plan", f"{name} must be at most 2**53", remedy, **got)
     group_size("plan", H, Hkv, "heads must be a multiple of kv_heads", heads=str(H), kv_heads=str(Hkv))
     e = _errors.dtype("plan", dtype, "Give the dtype of q, k and v, as in dtype='bfloat16'.").itemsize
     F, W = _rate("flops_per_second", flops_per_second), _rate("bandwidth", bandwidth)
