@@ -277,6 +277,7 @@ HOSTS = [
     (of_flax(precision="lowest"), ValueError, "hosts: precision must be known to JAX, got precision 'lowest'. Pass one of jax.lax.Precision, as in precision='highest'."),
     (of_flax(precision=("high", "high", "high")), ValueError, "hosts: precision must be known to JAX, got precision ('high', 'high', 'high'). Pass one of jax.lax.Precision, as in precision='highest'."),
     (of_flax(dropout_rate=-0.5), ValueError, "hosts: dropout_rate must be at least 0 and less than 1, got dropout_rate -0.5. Give the share of weights to drop; 0 drops none."),
+    (of_flax(dropout_rate=-0.5, deterministic=True), ValueError, "hosts: dropout_rate must be at least 0 and less than 1, got dropout_rate -0.5. Give the share of weights to drop; 0 drops none."),
     (dropping("flax", 0), TypeError, "hosts: dropout_rng must be one key, got dropout_rng of type int. Pass a key of jax.random, dropout_rng=jax.random.key(0), or deterministic=True."),
     (of_rngs, TypeError, "hosts: dropout_rng must be one key, got dropout_rng of type Rngs. Pass a key of jax.random, dropout_rng=jax.random.key(0), or deterministic=True."),
     (of_flax(dropout_rate=0.5, dropout_rng=ones(2)), TypeError, "hosts: dropout_rng must be one key, got dropout_rng float32[2]. Pass a key of jax.random: dropout_rng=jax.random.key(0)."),

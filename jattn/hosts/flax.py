@@ -88,7 +88,7 @@ def attention_fn(
     Raises:
       TypeError, ValueError: as `dot_product_attention`; or a precision that JAX does not know; or a module that keeps
         nothing; or `statistics` is no bool; or `deterministic` or `broadcast_dropout` is none where weights may be
-        dropped; or a known dropout_rate is not in [0, 1) there; or `rows` are not rows of query.
+        dropped; or a known dropout_rate is not in [0, 1); or `rows` are not rows of query.
       NotImplementedError: an einsum of the caller's own.
 
     Memory: linear in T and S, unless a module keeps the weights; R · S of a head for those of R rows.
@@ -132,10 +132,11 @@ def attention_fn(
     else:
         dtype = _errors.dtype("hosts", dtype, "Pass one of jax.numpy, as in dtype=jax.numpy.float32.")
     query, key, value = (x.astype(dtype) for x in (query, key, value))
+    if drops(dropout_rate):  # also where `deterministic`, as the layers of flax say of any rate below 0
+        dropout_share("hosts", dropout_rate)
     dropping = drops(dropout_rate) and not _errors.flag("hosts", "deterministic", deterministic)
     if dropping:
         broadcast_dropout = _errors.flag("hosts", "broadcast_dropout", broadcast_dropout)
-        dropout_share("hosts", dropout_rate)
         dropout_rng = key_of_dropout("dropout_rng", dropout_rng, "deterministic=True")
     options = {"is_causal": is_causal} | (
         {"dropout_rate": dropout_rate, "dropout_key": dropout_rng} if dropping else {}
