@@ -311,6 +311,8 @@ HOSTS = [
     (interface(None, query="river"), TypeError, "attention_interface: query must be an array of numbers in one shape, got query of type str. Pass a jax or NumPy array."),
     (interface(None, sliding_window=2.5, is_causal=True), TypeError, "attention_interface: sliding_window must be a whole number, got sliding_window of type float. Pass a Python int of at least 1."),
     (interface(None, head_mask=ones(4)), NotImplementedError, "attention_interface: head_mask must be None, got head_mask of dtype float32. Multiply the heads of the output by it: out * head_mask[:, None]."),
+    (interface(None, sliding_windw=3, is_causal=True), TypeError, "attention_interface: each argument must be known, got argument sliding_windw. It takes scaling, dropout, sliding_window, softcap, s_aux, position_bias, is_causal and dropout_key; leave out what changes nothing."),
+    (interface(None, cu_seq_lens_q=ones(3)), NotImplementedError, "attention_interface: cu_seq_lens_q must come with an attention_mask that keeps the sequences apart, got attention_mask None. Pass that mask, or call jattn.ragged_attention with starts."),
     (interface(None, softcap=0.0), ValueError, "attention_interface: softcap must be more than 0 and finite, got softcap 0.0. Leave it out where nothing is capped."),
     (interface(ones(T, T), position_bias=ones(3, 3)), ValueError, "attention_interface: position_bias must broadcast to [B, N, T, S], got position_bias [3, 3]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 13] here."),
     (interface(ones(2, 1, T, S, dtype=bool)), ValueError, "attention_interface: attention_mask must broadcast to [B, N, T, S], got attention_mask [2, 1, 13, 17]. Give each axis its full length or 1: [B, N, T, S] is [2, 4, 13, 13] here."),

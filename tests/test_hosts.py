@@ -608,6 +608,33 @@ def test_the_signature_of_transformers_has_sinks_position_biases_and_dropout():
     assert np.abs(dropped - attention_interface(None, q, k, v, None)[0]).max() > 1e-3
 
 
+def test_what_models_of_transformers_pass_to_every_attention_changes_nothing():
+    from jattn.hosts.transformers import attention_interface
+
+    q, k, v = normal(3, B, H, T, D, dtype=np.float32)
+    allowed = np.tri(T, dtype=bool)
+    generic = pytest.importorskip("transformers.utils.generic", reason="pip install 'jattn[parity]'")
+    every = {name: np.arange(T) for name in generic.TransformersKwargs.__annotations__ if name != "is_causal"}
+    every |= {"use_cache": False, "cache_position": np.arange(T), "a_name_of_no_model": None}
+    got = attention_interface(None, q, k, v, allowed, **every)[0]
+    np.testing.assert_array_equal(got, attention_interface(None, q, k, v, allowed)[0])
+
+
+@pytest.mark.parametrize("kind", ["nnx", "linen"])
+def test_a_layer_of_flax_refuses_to_drop_a_share_of_weights_below_zero(kind):
+    from jattn.hosts.flax import attention_fn
+
+    linen, nnx = pytest.importorskip("flax.linen"), pytest.importorskip("flax.nnx")
+    x, more = np.ones((B, T, 2 * D), np.float32), {"dropout_rate": -0.5, "attention_fn": attention_fn}
+    if kind == "nnx":
+        layer = nnx.MultiHeadAttention(2, 2 * D, decode=False, deterministic=False, rngs=nnx.Rngs(0), **more)
+    else:
+        of_linen = linen.MultiHeadDotProductAttention(2, deterministic=False, **more)
+        layer = lambda x: of_linen.init(jax.random.key(0), x)  # noqa: E731
+    with pytest.raises(ValueError, match="dropout_rate must be at least 0 and less than 1"):
+        layer(x)
+
+
 # What is measured of each head
 
 

@@ -27,6 +27,13 @@ from jattn.hosts._attend import attend_heads, folded
 __all__ = ["attention_interface"]
 
 _CALLER = "attention_interface"
+_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")
+_PASSED_ON = (
+    *("max_length_q", "max_length_k", "position_ids", "position_embeddings", "cache_position", "seq_idx"),
+    *("past_key_values", "use_cache", "return_dict", "output_attentions", "output_hidden_states"),
+    *("output_router_logits", "num_items_in_batch", "logits_to_keep", "deterministic", "kernel_options"),
+)
+"""What models hand through to their attention (TransformersKwargs, and what generates) that changes no number in it."""
 
 
 def attention_interface(
@@ -44,7 +51,7 @@ def attention_interface(
     position_bias: ArrayLike | None = None,
     is_causal: bool | None = None,
     dropout_key: PRNGKey | None = None,
-    **ignored: object,
+    **passed_on: object,
 ) -> tuple[Float[Array, "B T N Hv"], None]:
     """Attention under the signature of transformers' AttentionInterface.
 
@@ -62,7 +69,8 @@ def attention_interface(
       is_causal: query t attends keys s ≤ t, counted from the last rows, as a decoder with a cache needs. transformers'
         own sdpa_attention_forward counts T > 1 queries from the first rows, and sdpa_mask makes no mask for a prompt in
         a static cache that is longer: pass the attention_mask there, as eager_mask makes it.
-      ignored: what else transformers passes on, but a head_mask, which is refused.
+      passed_on: what else models of transformers pass to every attention, such as use_cache, position_ids and
+        output_attentions; none of it is looked at. Any other name is refused, unless it is None.
 
     Returns:
       (out [B, T, N, Hv], None): no weights.
@@ -70,8 +78,8 @@ def attention_interface(
     Raises:
       TypeError, ValueError: as `dot_product_attention`; or attention_mask holds whole numbers; or is_causal is no
         boolean; or there are more keys than sliding_window, and neither `is_causal` nor attention_mask; or softcap is 0
-        or less.
-      NotImplementedError: a head_mask.
+        or less; or an argument is not known.
+      NotImplementedError: a head_mask; or starts of packed sequences, cu_seq_lens_q, without an attention_mask.
 
     Memory: linear in T and S; a mask of T × S is the caller's own.
 
@@ -84,9 +92,7 @@ def attention_interface(
       >>> attention_interface(None, query, key, value, None, sliding_window=3, is_causal=True)[0].shape
       (2, 5, 4, 8)
     """
-    if ignored.get("head_mask") is not None:
-        must, remedy = "head_mask must be None", "Multiply the heads of the output by it: out * head_mask[:, None]."
-        _errors.fail(NotImplementedError, _CALLER, must, remedy, head_mask=_errors.kind_of(ignored["head_mask"]))
+    _known(passed_on, attention_mask)
     query, key, value, batch = _heads(query, key, value)
     (N, T), S = query.shape[1:3], key.shape[2]
     if sliding_window is not None:
@@ -108,6 +114,24 @@ def attention_interface(
     given |= {"q_positions": jnp.arange(S - T, S, dtype=jnp.int32), "k_positions": jnp.arange(S, dtype=jnp.int32)}
     q, k, v = (jnp.moveaxis(x, 1, 2) for x in (query, key, value))
     return attend_heads(q, k, v, bias, mask, **given), None
+
+
+def _known(passed_on: dict[str, Any], attention_mask: Any) -> None:
+    """Refuses what would change the attention: a head_mask, packed sequences that no mask keeps apart, other names."""
+    given = {name: x for name, x in passed_on.items() if x is not None}
+    if "head_mask" in given:
+        must, remedy = "head_mask must be None", "Multiply the heads of the output by it: out * head_mask[:, None]."
+        _errors.fail(NotImplementedError, _CALLER, must, remedy, head_mask=_errors.kind_of(given["head_mask"]))
+    for name in _PACKED:
+        if name in given and attention_mask is None:
+            must = f"{name} must come with an attention_mask that keeps the sequences apart"
+            remedy = "Pass that mask, or call jattn.ragged_attention with starts."
+            _errors.fail(NotImplementedError, _CALLER, must, remedy, attention_mask="None")
+    unknown = sorted(given.keys() - {*_PACKED, *_PASSED_ON})
+    if unknown:
+        names = "scaling, dropout, sliding_window, softcap, s_aux, position_bias, is_causal and dropout_key"
+        remedy = f"It takes {names}; leave out what changes nothing."
+        _errors.fail(TypeError, _CALLER, "each argument must be known", remedy, argument=unknown[0])
 
 
 def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array, tuple[int, ...]]:
