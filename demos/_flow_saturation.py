@@ -82,11 +82,14 @@ def scale():
             *sizes,
             flow.saturation(steps.weights[0]),
             flow.attention_steps(after[None], k, k, scale=c).weights[0, 0],
+            steps.weights[0].max(),
         )
 
-    rows, found, each = [], {}, jax.jit(jax.vmap(one, (0, 0, None)))
+    rows, found, tops, each = [], {}, {}, jax.jit(jax.vmap(one, (0, 0, None)))
     for name, c in (("1", 1.0), ("√d", D**-0.5), ("d", 1 / D)):
-        var, ds, dq, entropy, full, learned = (float(x.mean()) for x in each(q, k, c))
+        *measured, largest = each(q, k, c)
+        var, ds, dq, entropy, full, learned = (float(x.mean()) for x in measured)
+        tops[name] = [float((largest > least).mean()) for least in (0.9, 0.99)]
         found[name] = {"ds": ds, "dq": dq, "entropy": entropy, "saturation": full, "learned": learned}
         rows.append((f"over {name}: std of the logits", var**0.5, c * D**0.5))
         if name == "d":
@@ -97,10 +100,12 @@ def scale():
     return {
         "rows": rows,
         "found": found,
+        "largest": tops,
         "says": "Means over 2,000 draws, d = 64, over 1, √d and d: "
         + "; ".join(f"{label} {a:.3f}, {b:.3f}, {c:.3f}" for label, (a, b, c) in zip(TOLD, of.values(), strict=True))
         + ". Over d the gradient of the logits is healthy, and what reaches q is small and nothing is selected; "
-        "over 1 each row is one-hot before it has learned anything.",
+        f"over 1 one key has more than 0.9 of the weight in {tops['1'][0]:.0%} of the rows, and more than 0.99 in "
+        f"{tops['1'][1]:.0%}, before anything is learned.",
         "panels": [
             lines([0, 1, 2], ylog=True, xlabel="divided by", **dict(zip(TOLD, of.values(), strict=True)))
             | {"ticks": ["1", "√d", "d"]}

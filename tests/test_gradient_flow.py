@@ -119,6 +119,21 @@ def test_dividing_by_d_keeps_ds_and_loses_dq_and_selection(results):
     assert found["1"]["saturation"] > 0.7 > 0.1 > found["√d"]["saturation"]
 
 
+def test_over_1_one_key_takes_most_of_the_weight_in_many_rows_and_not_in_each(results):
+    """The shares are those of other draws, to their scatter, and the sentence says them."""
+    r = results["scale"]
+    draw = np.random.default_rng(0)
+    scores = np.einsum("nd,nsd->ns", draw.normal(size=(20000, 64)), draw.normal(size=(20000, 16, 64)))
+    for name, c in (("1", 1), ("√d", 64**-0.5)):
+        largest = 1 / np.exp(c * (scores - scores.max(1, keepdims=True))).sum(1)
+        for least, share in zip((0.9, 0.99), r["largest"][name], strict=True):
+            p = (largest > least).mean()
+            assert share == pytest.approx(p, abs=5 * (max(p * (1 - p), 1e-4) / 2000) ** 0.5)
+    assert r["largest"]["1"][1] < 0.5
+    assert "each row is one-hot" not in r["says"]
+    assert f"more than 0.9 of the weight in {r['largest']['1'][0]:.0%} of the rows" in r["says"]
+
+
 def test_sign_descent_and_adam_end_elsewhere(results):
     corner = results["optimisers"]["corner"]
     assert min(corner["sign descent"], corner["Adam"]) > 0.999
