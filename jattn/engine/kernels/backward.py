@@ -19,7 +19,7 @@ from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels.distances import sums_at_offsets, sums_of_diagonals
 from jattn.engine.kernels.grid import Grid
 from jattn.engine.kernels.kernel import Kernel, Output
-from jattn.engine.kernels.layout import Call, Leaf, wide
+from jattn.engine.kernels.layout import Call, Leaf
 from jattn.engine.kernels.passes import Carry, Run, Saved, add, recomputed, zeros
 from jattn.engine.kernels.plans import (
     BACKWARD_KV,
@@ -147,9 +147,10 @@ class Pullback:
     ) -> Operands:
         """The parts of the cotangents of the active operands that one tile has.
 
-        Where the scale is active, that of q is of the scaled query, from which both can be had. An active scalar that
-        the score modifier captured is laid out as a row, so that its cotangent is one; a table, as a row an entry. What
-        it looked up for a key stays a column.
+        Where the scale is active, that of q is of the scaled query, from which both can be had. (A query that is scaled
+        before would pass for one that is not finite where the scale is not, and have no cotangent.) An active scalar
+        that the score modifier captured is laid out as a row, so that its cotangent is one; a table, as a row an entry.
+        What it looked up for a key stays a column.
         """
         x, rows, dout, g, live = operands
         if not is_half(dout):  # in 16 bits it is finite: times a weight of 0 it is 0
@@ -162,11 +163,9 @@ class Pullback:
             for c, n, leaf in zip(w.tile.captured, active.captured, self.call.x.captured, strict=True)
         )
         w = w._replace(tile=w.tile._replace(captured=captured))
-        if active.scale is not None:
-            scaled = before_transpose(lambda q: q * w.tile.scale, wide(self.call.plan, w.tile.q))
-            w = w._replace(tile=w.tile._replace(q=scaled, scale=jnp.float32(1)), plain=False)  # rounded otherwise
         plan = dataclasses.replace(self.call.plan, finite=finite)
-        return backward_tile(plan, w, active._replace(scale=None), dout, g, scale_last=scale_last)
+        of_scaled = scale_last or active.scale is not None
+        return backward_tile(plan, w, active._replace(scale=None), dout, g, scale_last=of_scaled)
 
     def sides(self, active: Operands) -> tuple[Operands, Operands, Operands]:
         """The active operands whose cotangents a query tile sums, those of which a key tile does, and those of which on
