@@ -517,7 +517,7 @@ plant("in a kernel, the cotangent of a row that is NaN", PULLBACK, "searched=cal
 plant("in a kernel, no sink", PASSES, "SoftmaxState.start(sink,", "SoftmaxState.start(None,",
       f"{AS_DEFINED}[one sink]")
 plant("in a kernel, the scale twice in the cotangent of the query", PULLBACK,
-      "q=scaled, scale=jnp.float32(1)", "q=w.tile.q", f"{AS_DEFINED}[everything]")
+      "scale_last or active.scale is not None", "scale_last", f"{AS_DEFINED}[everything]")
 plant("in a kernel, the bias transposed twice", PULLBACK, "[parts.bias.T]", "[parts.bias]", f"{AS_DEFINED}[everything]")
 DRAWN = "kernels.py::test_dropout_is_drawn_as_jax_random_draws_it"
 plant("in a kernel, dropout drawn in cells that are transposed", "jattn/engine/kernels/threefry.py",
