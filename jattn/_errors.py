@@ -22,7 +22,6 @@ import numpy as np
 MOST = 2**31 - 1
 """The largest int32, in which rows and tokens are counted: no distance is larger."""
 
-
 _LARGEST = float(np.finfo(np.float64).max)
 
 

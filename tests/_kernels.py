@@ -136,3 +136,25 @@ def batch(f):
 
 def head(T=2048, S=2048, D=64, Dv=64, dtype=jnp.float32):
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in ((T, D), (S, D), (S, Dv))]
+
+
+def assert_scales_spoil_as_in_loops(how, sizes, tile):
+    """Of four heads: one of a finite scale, two that it spoils or makes overflow, and one without keys."""
+    T, S, D, Dv = sizes
+    q, k, v = (normal(4, n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
+    q[2, 9] *= 1e30
+    bias = normal(4, T, S, seed=3, dtype=np.float32)
+    scale, n = np.array([0.3, np.nan, 1e10, np.nan], np.float32), np.array([S, S, S, 0], np.int32)
+
+    def of(how):
+        def one(q, k, v, scale, bias, n):
+            more = {"mask": masks.lengths(None, n), "tile": tile, "implementation": how}
+            return jattn.attention(q, k, v, scale=scale, bias=bias, return_lse=True, **more)
+
+        f = batch(lambda q, scale, bias: jax.vmap(one)(q, k, v, scale, bias, n))
+        return jax.tree.map(np.asarray, f(q, scale, bias)[1])
+
+    (got_q, got, got_bias), (want_q, want, want_bias) = of(how), of("loops")
+    assert_close(got, want)
+    np.testing.assert_array_equal(np.isnan(got), [False, True, True, False])
+    assert_close((got_q[:3], got_bias), (want_q[:3], want_bias))

@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 from _inputs import normal
 from _jaxprs import formed
-from _kernels import CLOSE, KEY, assert_as_defined, assert_close, batch, by_distance, head, over_arrays
+from _kernels import (
+    CLOSE,
+    KEY,
+    assert_as_defined,
+    assert_close,
+    assert_scales_spoil_as_in_loops,
+    batch,
+    by_distance,
+    head,
+    over_arrays,
+)
 
 import jattn
 from jattn import _jax, masks, reference, scores
@@ -369,24 +379,7 @@ def test_what_is_not_finite_stays_where_it_is_masked_and_spoils_the_rows_that_me
 
 @pytest.mark.structure
 def test_a_scale_that_is_not_finite_has_no_gradient_that_is_a_number_unless_no_query_attends(interpreted):
-    """Of four heads: one of a finite scale, two that it spoils or makes overflow, and one without keys."""
-    q, k, v = (normal(4, n, d, seed=d, dtype=np.float32) for n, d in ((T, D), (S, D), (S, Dv)))
-    q[2, 9] *= 1e30
-    bias = normal(4, T, S, seed=3, dtype=np.float32)
-    scale, n = np.array([0.3, np.nan, 1e10, np.nan], np.float32), np.array([S, S, S, 0], np.int32)
-
-    def of(how):
-        def one(q, k, v, scale, bias, n):
-            more = {"mask": masks.lengths(None, n), "tile": TILE, "implementation": how}
-            return jattn.attention(q, k, v, scale=scale, bias=bias, return_lse=True, **more)
-
-        f = batch(lambda q, scale, bias: jax.vmap(one)(q, k, v, scale, bias, n))
-        return jax.tree.map(np.asarray, f(q, scale, bias)[1])
-
-    (got_q, got, got_bias), (want_q, want, want_bias) = of(HOW), of("loops")
-    assert_close(got, want)
-    np.testing.assert_array_equal(np.isnan(got), [False, True, True, False])
-    assert_close((got_q[:3], got_bias), (want_q[:3], want_bias))
+    assert_scales_spoil_as_in_loops(HOW, (T, S, D, Dv), TILE)
 
 
 @pytest.mark.structure

@@ -18,8 +18,8 @@ from jattn.arguments.options import sink_array
 def group_size(caller: str, H: Any, Hkv: Any, must: str, **got: Any) -> int:
     """G, how many query heads each key/value head serves."""
     if Hkv == 0 or not isinstance(H % Hkv, int) or H % Hkv:  # the remainder of two symbols of jax.export is one
-        remedy = "Each key/value head serves the same number of query heads."
-        remedy = "Give keys and values at least one head." if Hkv == 0 else remedy
+        served = "Each key/value head serves the same number of query heads."
+        remedy = "Give keys and values at least one head." if Hkv == 0 else served
         _errors.fail(ValueError, caller, must, remedy, **got)
     return H // Hkv
 

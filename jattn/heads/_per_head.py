@@ -61,7 +61,8 @@ def in_every_head(
     _errors.rank(caller, 3, "[Hkv, S, D]", no_batch, k=k, v=v)
     H, Hkv = q.shape[0], k.shape[0]
     must = "H must be a multiple of Hkv, in k and v alike"
-    group_size(caller, *((H, Hkv) if v.shape[0] == Hkv else (1, 2)), must, q=q, k=k, v=v)
+    numbers = (H, Hkv) if v.shape[0] == Hkv else (1, 2)  # where k and v differ, numbers that do not divide
+    group_size(caller, *numbers, must, q=q, k=k, v=v)
     for leaf in jax.tree.leaves(own):
         if jnp.shape(leaf)[:1] != (H,):
             remedy = "What all heads share goes beside it, as an option of its own."
