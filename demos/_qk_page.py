@@ -1,7 +1,7 @@
 """The page of qk_clip.py: both runs along training, how each seed ends, and what is and is not true of it."""
 
 import numpy as np
-from _cli import table, title
+from _cli import numbers, table, title
 from rich.console import Console
 
 
@@ -88,7 +88,7 @@ def verdicts(r: dict) -> list[str]:
         f"Not true: that it replaces a smaller learning rate. At {r['rates']['small']:g} plain training ends at "
         f"{small['unclipped']:.3f}, below the clipped run at {r['rates']['large']:g} in {of['small_better']} of {n} "
         f"seeds. There QK-clip acted in {r['acted']['small']:.0%} of the steps, and ended lower in "
-        f"{of['small_helped']} of {n}, by {small['unclipped'] - small['clipped']:.3f} in the mean.",
+        f"{of['small_helped']} of {n}, by {numbers([small['unclipped'] - small['clipped']])[0]} in the mean.",
         f"Not shown: that a large logit is the cause, and not a companion. {alone}",
         f"The price of looking: the statistics of {r['long']:,} queries and keys take {mega['statistics']} of "
         f"temporaries, the dense form {mega['reference']} (as XLA plans them; the dense form is compiled, not run).",

@@ -10,7 +10,6 @@ entropy collapse"; Chen et al. 2023, "Symbolic discovery of optimization algorit
 """
 
 import argparse
-import math
 
 import _cli
 import jax
@@ -25,6 +24,7 @@ import jattn
 from jattn import figures, masks
 
 RUNS, LONG, WIDTH = ("unclipped", "clipped", "uniform"), 4096, 64
+LEAST, MOST = 1e-30, 3e38  # within float32, and so is the share of a logit that is LEAST
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -72,8 +72,8 @@ def compute(args: argparse.Namespace) -> dict:
         if not low <= getattr(args, name) <= high:
             raise BadInput(f"--{name} {getattr(args, name)}: must be from {low} to {high}. Leave it out.")
     for name, given in (("rate", args.rate), ("small-rate", args.small_rate), ("threshold", args.threshold)):
-        if not 0 < given < math.inf:
-            raise BadInput(f"--{name} {given:g}: must be a number above 0. Leave it out for the default.")
+        if not LEAST <= given <= MOST:
+            raise BadInput(f"--{name} {given:g}: must be from {LEAST:g} to {MOST:g}. Leave it out.")
     if args.small_rate >= args.rate:
         raise BadInput(f"--small-rate {args.small_rate:g}: must be below --rate {args.rate:g}. Give a smaller one.")
     seeds, rates = range(args.seed, args.seed + args.seeds), {"large": args.rate, "small": args.small_rate}

@@ -141,6 +141,12 @@ def test_the_page_fits_80_columns_and_says_what_was_measured(results):
     json.dumps(results, allow_nan=False)
 
 
+def test_a_difference_that_rounds_to_0_is_written_without_a_sign(results):
+    end = results["end"] | {"small": results["end"]["small"] | {"unclipped": [1.4999], "clipped": [1.5]}}
+    said = " ".join(importlib.import_module("_qk_page").verdicts(results | {"end": end}))
+    assert "ended lower in 0 of 2, by 0.000 in the mean" in said
+
+
 def test_a_clip_that_never_acts_is_not_judged(results):
     page = importlib.import_module("_qk_page")
     quiet = jax.tree.map(lambda x: np.minimum(x, 20.0), results["series"]["clipped"]["max_logit"])
@@ -162,12 +168,14 @@ def test_the_picture_shows_the_numbers(results):
         np.testing.assert_allclose(shown[name], np.mean(results["series"][run]["loss"], 0), rtol=1e-12)
 
 
+FLOAT32 = "must be from 1e-30 to 3e+38. Leave it out."
 REFUSED = [
     (["--epochs", "1"], "--epochs 1: must be from 2 to 50. Leave it out."),
     (["--seeds", "65"], "--seeds 65: must be from 1 to 64. Leave it out."),
-    (["--rate", "0"], "--rate 0: must be a number above 0. Leave it out for the default."),
-    (["--small-rate", "nan"], "--small-rate nan: must be a number above 0. Leave it out for the default."),
-    (["--threshold", "inf"], "--threshold inf: must be a number above 0. Leave it out for the default."),
+    (["--rate", "0"], f"--rate 0: {FLOAT32}"),
+    (["--rate", "1e300"], f"--rate 1e+300: {FLOAT32}"),
+    (["--small-rate", "nan"], f"--small-rate nan: {FLOAT32}"),
+    (["--threshold", "inf"], f"--threshold inf: {FLOAT32}"),
     (["--small-rate", "0.05"], "--small-rate 0.05: must be below --rate 0.05. Give a smaller one."),
     (["--out", __file__], f"--out {__file__}: is a file, or lies below one. Name a folder."),
 ]
