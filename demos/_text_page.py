@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from _cli import table, title
+from _cli import numbers, table, title
 from _corpus import RELATIONS, ROLES, STORY
 from rich.console import Console
 
@@ -78,7 +78,7 @@ def one_story(console: Console, r: dict, s: int) -> None:
     for j in clues:
         rows.append([words[j], *(f"{x:.2f}" for x in weights[:, j]), spread(reader["story"], (-1, s, j))])
     rest = 1 - weights[:, clues].sum(1)
-    rows.append(["all other words", *(f"{x:.2f}" for x in rest), ""])
+    rows.append(["all other words", *numbers(rest, 2), ""])
     console.print(table(["step", *(str(r["at"][j]) for j in at), "readers differ"], rows))
     console.print(f"It is read as the river's with probability {spread(reader['sense'], (s,))}.")
 

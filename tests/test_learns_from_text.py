@@ -165,6 +165,15 @@ def test_the_page_fits_80_columns_and_says_what_was_measured(results):
     json.dumps(results, allow_nan=False)
 
 
+def test_a_share_of_0_is_written_without_a_sign(results, capsys):
+    story = {key: np.array(x) for key, x in results["kinds"]["reader"]["story"].items()}
+    story["mean"][:, 2, [1, 4]] = [0.5, 0.5 + 2**-52]  # the two clues, of which the sum rounds to more than 1
+    kinds = {"reader": results["kinds"]["reader"] | {"story": story}}
+    importlib.import_module("_text_page").one_story(cli.console(), results | {"kinds": kinds}, 2)
+    (rest,) = [line for line in capsys.readouterr().out.splitlines() if "all other words" in line]
+    assert rest.split()[3:] == ["0.00"] * 5
+
+
 def test_what_takes_several_readers_is_not_said_of_one(results):
     of = importlib.import_module("_text_page").not_shown
     several, one = (" ".join(of(results | {"readers": n})) for n in (3, 1))
