@@ -73,7 +73,8 @@ def compute(args: argparse.Namespace) -> dict:
     write = lambda: page.write(args.out / "alive_page.html", "A language model, alive", told, note=note)  # noqa: E731
     file = _cli.save(args.out, write)
     return {
-        "page": file, "bytes": file.stat().st_size, "numbers": len(part.data["numbers"]), "words": len(kept),
+        "page": file, "bytes": file.stat().st_size, "numbers": (count := len(part.data["numbers"])),
+        "base64": 4 * math.ceil(4 * count / 3), "words": len(kept),
         "sentences": {name: len(getattr(c, name).n) for name in ("train", "held")}, "steps": args.steps,
         "losses": losses, "judged": judged, "examples": said,
     }  # fmt: skip
@@ -94,7 +95,7 @@ def show(console: Console, r: dict) -> None:
     rows = [[x["sentence"], x["next"], f"{x['p']:.3f}", x["best"]] for x in r["examples"]]
     console.print(table(["sentence", "asked", "p", "most likely"], rows, left=2))
     console.print(
-        f"\nPage ({r['bytes'] / 1000:.0f} kB, of which {4 * r['numbers'] / 1000:.0f} kB are weights): {r['page']}",
+        f"\nPage ({r['bytes'] / 1000:.0f} kB, of which {r['base64'] / 1000:.0f} kB are weights in base64): {r['page']}",
         soft_wrap=True,
     )
 

@@ -67,13 +67,15 @@ def test_the_weights_are_small_and_it_says_so(learned):
     r, _ = learned
     assert 4 * r["numbers"] <= 300_000
     assert Path(r["page"]).stat().st_size == r["bytes"] <= 300_000
+    assert r["base64"] == max(map(len, re.findall(r"[A-Za-z0-9+/=]+", Path(r["page"]).read_text(encoding="utf-8"))))
     paper = cli.console()
     with paper.capture() as captured:
         demo.show(paper, r)
     text = captured.get()
     assert max(len(line) for line in text.splitlines() if not line.startswith("Page")) <= 80
     json.dumps(r, allow_nan=False)
-    for what in (f"{r['numbers']:,} numbers", "pairs of words", "held out", "the river and the", "kB are weights"):
+    for what in (f"{r['numbers']:,} numbers", "pairs of words", "held out", "the river and the",
+                 f"{r['base64'] / 1000:.0f} kB are weights in base64"):  # fmt: skip
         assert what in text
 
 
