@@ -74,7 +74,7 @@ def compute(args: argparse.Namespace) -> dict:
     states = np.broadcast_to(MASK.block_state(*spans), (n, n))
     part = page.blocks(mass, largest, T=T, S=T, rows=dict(zip(chosen, rows, strict=True)), states=states)
     back = np.array([w[t - T // 2 + 1] if t >= T // 2 else 0.0 for t, w in zip(chosen, rows, strict=True)])
-    told = page.story(part, story(T, chosen, back), title="What is to be seen")
+    told = page.story(part, story(T, chosen, back, rows[0].max()), title="What is to be seen")
     note = "An induction head over a text that begins again after half of its length."
 
     def write() -> tuple[Path, list[Path]]:
@@ -91,12 +91,13 @@ def compute(args: argparse.Namespace) -> dict:
             "mass": mass.sum(1), "states": np.bincount(states.ravel(), minlength=3)}  # fmt: skip
 
 
-def story(T: int, rows: list[int], back: np.ndarray) -> list[page.Step]:
+def story(T: int, rows: list[int], back: np.ndarray, most: float) -> list[page.Step]:
     again = f"""The text begins again at token {T // 2:,}. From there on the head attends to what followed the same
         token before, {T // 2 - 1:,} tokens back: the slanting line. Query {rows[-1]:,} gives that key
         {back[-1]:.1%} of its weight."""
     exact = f"""{len(rows)} rows of {T:,} are kept exact: all would be {T * T:,} weights. Query {rows[0]:,} stands in
-        the first half, where its token has not come before: its weight is spread over keys that are a little alike."""
+        the first half, where its token has not come before: it attends keys that happen to be a little alike, one of
+        them with {most:.1%} of its weight."""
     one = page.Step("The same text again", " ".join(again.split()), "blocks", row=rows[-1],
                     try_="Click on the line, then press + : the picture goes down to single blocks.")  # fmt: skip
     two = page.Step("Rows that are exact", " ".join(exact.split()), "row", row=rows[0],

@@ -305,6 +305,8 @@ def test_a_page_of_many_tokens_is_what_the_whole_array_gives(tmp_path, capsys, m
     assert min(x for x, t in zip(r["back"], r["chosen"], strict=True) if t >= T // 2) > 0.99, "what it claims"
     assert r["memory"] < r["all"]
     again = [float(x.replace(",", "")) for x in re.findall(r"\d[\d,]*(?:\.\d+)?", page["story"]["steps"][0]["text"])]
+    rows = page["story"]["steps"][1]["text"]
+    assert f"one of them with {100 * w[T // 8].max():.1f}% of its weight" in rows
     assert again == [T // 2, T // 2 - 1, T - 1, round(100 * r["back"][-1], 1)]
     monkeypatch.setattr(sys, "argv", ["long_page.py"])
     cli.run(long.arguments(), lambda args: r, long.show)
