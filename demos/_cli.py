@@ -41,7 +41,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 def add_seed(parser: argparse.ArgumentParser, of: str, default: int = 42) -> None:
     def seed(text: str) -> int:
-        if not text.isdecimal() or int(text[:11]) >= 2**32:
+        if not text.isdecimal() or int(text.lstrip("0")[:11] or 0) >= 2**32:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2³² − 1")
         return int(text)
 
@@ -58,7 +58,11 @@ def add_out(parser: argparse.ArgumentParser, of: str) -> None:
 
 def check_folder(out: Path, flag: str) -> None:
     """Refuses what can never be a folder; called before a long computation."""
-    if any(path.exists() and not path.is_dir() for path in (out, *out.absolute().parents)):
+    try:
+        taken = any(path.exists() and not path.is_dir() for path in (out, *out.absolute().parents))
+    except OSError as error:  # a name too long, or a folder that may not be looked into
+        raise BadInput(f"{flag} {out}: {error.strerror}. Name a folder.") from error
+    if taken:
         raise BadInput(f"{flag} {out}: is a file, or lies below one. Name a folder.")
 
 

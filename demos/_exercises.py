@@ -16,6 +16,7 @@ CONTEXTS = ["the cat sat on the river bank", "the bank approved the loan"]
 # Exercise 2: the scaled score of one key, while the others stay at 0.
 MATCHES = [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
 WIDTHS = [4, 16, 64, 256]  # exercise 3
+ONE_HOT = 0.99  # or more of the weight
 
 
 def in_context(sentence: str) -> dict:
@@ -64,7 +65,9 @@ def unit_rows(key: jax.Array) -> dict[int, jax.Array]:
 
 
 def over_draws(scores: jax.Array, d: int) -> list[dict]:
-    """Exercise 3: what 1, √d and d do to rows of scores: their std, each verdict's share, mean spread and entropy."""
+    """Exercise 3: what 1, √d and d do to rows of scores: their std, the share of each verdict and of one-hot
+    rows, mean spread and entropy.
+    """
     divisors = jnp.array([1.0, d**0.5, d])
     columns = _over_draws(scores, divisors)
     return [{"d": d, **{name: column[i] for name, column in columns.items()}} for i in range(len(divisors))]
@@ -74,5 +77,6 @@ def over_draws(scores: jax.Array, d: int) -> list[dict]:
 def _over_draws(scores: jax.Array, divisors: jax.Array) -> dict[str, jax.Array]:
     each = jax.vmap(jax.vmap(judge, (0, None)), (None, 0))(scores, divisors)
     shares = jnp.stack([jnp.mean(each["verdict"] == i, 1) for i in range(3)], 1)
+    one_hot = (each["max"] > ONE_HOT).mean(1)
     means = {name: each[name].mean(1) for name in ("spread", "entropy")}
-    return {"divisor": divisors, "std": scores.std() / divisors, "shares": shares, **means}
+    return {"divisor": divisors, "std": scores.std() / divisors, "shares": shares, "one_hot": one_hot, **means}

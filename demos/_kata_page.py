@@ -18,8 +18,19 @@ def show(console: Console, r: dict) -> None:
     title(console, f"Exercise 3: 1, √d_k and d_k on {ex.DRAWS} draws of a row, q and k from N(0, 1)")
     console.print(over_draws(r["widths"]))
     console.print(
-        "Without scaling wide heads are one-hot, divided by d_k they are flat, with √d_k the width does not matter. "
-        f"(The kata prints softmax([3.75, 6.25, 4.38]) as [0.06, 0.76, 0.18]; it is {vector(r['text_softmax'])}.)"
+        f"{of_width(r['widths'])} (The kata prints softmax([3.75, 6.25, 4.38]) as [0.06, 0.76, 0.18]; it is "
+        f"{vector(r['text_softmax'])}.)"
+    )
+
+
+def of_width(rows: list[dict]) -> str:
+    """What each divisor makes of narrow and of wide heads; `rows` are those of all widths, three divisors each."""
+    plain, root, whole = ((rows[i], rows[i - 3]) for i in range(3))  # the narrowest and the widest
+    return (
+        f"Without scaling one key has more than {ex.ONE_HOT} of the weight in {plain[0]['one_hot']:.0%} of the rows at "
+        f"d_k = {plain[0]['d']}, in {plain[1]['one_hot']:.0%} at {plain[1]['d']}. Divided by d_k the mean spread falls "
+        f"from {whole[0]['spread']:.3f} to {whole[1]['spread']:.3f}, by √d_k it stays: {root[0]['spread']:.3f} and "
+        f"{root[1]['spread']:.3f}."
     )
 
 

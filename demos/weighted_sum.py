@@ -86,7 +86,7 @@ def compute(args: argparse.Namespace) -> dict:
         "hand": {"weights": w, "terms": w[:, None] * vs, "out": w @ vs},
         "variance": [jax.jit(spread_of)(x, d) for x, d in zip(scores.T, WIDTHS, strict=True)],
         "words": words, "E": E, "W_Q": W[0], "W_K": W[1], "W_V": W[2], "q": q, "k": k, "v": v, **steps._asdict(),
-        "formula_differs": abs(steps.out - formula).max(),
+        "formula_differs": abs(attention(q, k, v) - formula).max(),
         "self": {"identity": jnp.eye(len(words)) @ v, "window": attention(q, k, v, mask=window(0, 0))},
         "uniform": {"out": attention(q, k, v, scale=0.0), "mean": v.mean(0)},
         "twice": twice, "passes": PASSES, "repeats": repeats, "medians": medians,

@@ -18,6 +18,7 @@ import pytest
 from _children import environment
 from matplotlib.figure import Figure
 
+import jattn
 from jattn import figures, reference
 
 pytestmark = pytest.mark.structure
@@ -266,7 +267,12 @@ def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(name, tm
         parser.parse_args(["--out", str(tmp_path / "file" / "below")])
 
 
-@pytest.mark.parametrize("seed", ["-1", "x", "4294967296", "1" * 30])
+def test_a_folder_whose_name_is_too_long_is_refused(tmp_path):
+    with pytest.raises(cli.BadInput, match=r"File name too long\. Name a folder\."):
+        cli.check_folder(tmp_path / (300 * "a"), "--out")
+
+
+@pytest.mark.parametrize("seed", ["-1", "x", "4294967296", "1" * 30, "0" * 20 + "1" * 12])
 def test_a_seed_is_a_whole_number(seed, capsys):
     with pytest.raises(SystemExit):
         importlib.import_module("weighted_sum").arguments().parse_args(["--seed", seed])
@@ -342,6 +348,19 @@ def test_every_number_of_the_kata_follows_from_its_matrices_and_scores(results):
         assert row["std"] == pytest.approx(row["d"] ** 0.5 / row["divisor"], rel=0.05)
 
 
+def test_the_kata_counts_the_rows_that_are_one_hot_without_scaling(results, capsys):
+    r, rng = results["attention_kata"], np.random.default_rng(0)
+    importlib.import_module("_kata_page").show(cli.console(), r)
+    page = " ".join(capsys.readouterr().out.split())
+    for d, row in zip((4, 256), (r["widths"][0], r["widths"][-3]), strict=True):
+        scores = np.einsum("nd,nsd->ns", rng.standard_normal((4096, d)), rng.standard_normal((4096, 6, d)))
+        e = np.exp(scores - scores.max(1, keepdims=True))
+        counted = (e.max(1) / e.sum(1) > 0.99).mean()
+        assert row["one_hot"] == pytest.approx(counted, abs=0.04)  # four standard errors
+        assert f"{row['one_hot']:.0%}" in page.split("Without scaling")[1]
+    assert "wide heads are one-hot" not in page  # a third of the rows are not
+
+
 def test_the_kata_says_as_much_of_a_bank_that_attends_mostly_itself(results, capsys):
     r = results["attention_kata"]
     weights = np.array(r["weights"])
@@ -371,6 +390,12 @@ def test_every_number_of_the_weighted_sum_is_that_of_numpy(results):
         if n == 1:
             close(r["twice"], x)
     assert r["repeats"]["plain"]["away"][3] < 1e-3 < 1e-2 < r["repeats"]["skip"]["away"][3]
+
+
+def test_the_weighted_sum_compares_its_formula_with_attention_itself(monkeypatch):
+    demo, attention = importlib.import_module("weighted_sum"), jattn.attention
+    monkeypatch.setattr(jattn, "attention", lambda *args, **options: attention(*args, **options) + 0.5)
+    assert cli.evaluate(demo.compute, demo.arguments().parse_args([]))["formula_differs"] == pytest.approx(0.5)
 
 
 def test_what_the_weighted_sum_answers_follows_its_numbers(results):
