@@ -411,6 +411,7 @@ TABLE = [
     (exported("2, 3, 2, d"), ValueError, "dot_product_attention: H must be a number, got query [2, 3, 2, d] and key [2, 3, 2, d]. Export symbolic batches, heads and lengths."),
     (lambda: masks.blocks(ones(2, 2), 8), TypeError, "blocks: table must be boolean, got table float32[2, 2]. True allows a block."),
     (lambda: masks.blocks(ones(4, dtype=bool), 8), ValueError, "blocks: table must have the axes [T / size, S / size], got table [4]. Map over a batch or heads with jax.vmap."),
+    (lambda: masks.blocks(ones(0, 2, dtype=bool), 8), ValueError, "blocks: table must have an entry, got table [0, 2]. For nothing to be allowed pass masks.empty()."),
     (lambda: masks.blocks(ones(2, 2, dtype=bool), 1.5), TypeError, "blocks: size must be a whole number, got size of type float. Pass a Python int of at least 1."),
     (attend(q=KEYS, mask=masks.blocks(ones(2, 2, dtype=bool), 8)), ValueError, "attention: table must have the shape [T / size, S / size], got table [2, 2]. One entry for each block of 8 tokens is [3, 3] here; or say where the rows stand."),
     (lambda: masks.segments(ones(3)), TypeError, "segments: q_ids must be integer, got q_ids float32[3]. An id is the number of a segment: pass whole numbers."),
