@@ -354,7 +354,7 @@ plant("induction seeks the token itself", "jattn/heads/_scores.py", "masks.segme
 plant("queries without such a key are counted", "jattn/heads/_scores.py", "return _mean(weight, there)",
       "return jnp.where(there, weight, 0).mean()",
       "head_effects.py::test_head_scores_under_a_mask_of_booleans_count_who_may_attend")
-plant("the whole curvature for its half", "jattn/heads/_effects.py", "of_each(curvature) / 2", "of_each(curvature)",
+plant("the whole curvature for its half", "jattn/heads/_effects.py", "curvature / 2", "curvature",
       "head_effects.py::test_each_effect_is_what_it_is_called")
 plant("the lens climbs", "jattn/heads/_effects.py", "written = -jnp.einsum", "written = jnp.einsum",
       "head_effects.py::test_the_backward_lens_is_what_a_step_of_gradient_descent_adds")

@@ -188,6 +188,13 @@ def test_each_effect_is_what_it_is_called(trained):
     assert left.knock_out[1, 0] == pytest.approx(float(f(both) - f(gone)), abs=1e-14)
 
 
+@pytest.mark.parametrize("number", [3.0, np.float32(3)])
+def test_heads_have_no_effect_on_a_number_that_no_gate_changes(number):
+    value, *effects = heads.effects(lambda gates: number, np.ones(H))
+    assert isinstance(value, jax.Array)
+    assert (value, *map(np.count_nonzero, effects)) == (3, 0, 0, 0)
+
+
 def test_agreement_is_that_of_ranks_with_ties():
     a = np.array([[0.1, -0.3, 0.2], [0.2, 0.0, -0.1]])
     b = np.array([[0.4, -0.1, -0.2], [0.3, 0.3, -0.5]])

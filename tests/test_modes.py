@@ -17,7 +17,7 @@ from _inputs import D, assert_close, normal, qkv
 from jax.experimental import checkify
 
 import jattn
-from jattn import flow, masks, scores
+from jattn import flow, heads, masks, scores
 from jattn.engine import tangent, tile
 from jattn.engine.batching import batched_call_p
 
@@ -425,6 +425,23 @@ def test_a_second_call_compiles_nothing(caplog):
     assert compiled(call, shorter, jnp.int32(7))
     with pytest.raises(AssertionError, match="traced > 1 times"):
         jitted(shorter, jnp.int32(7))
+
+
+@structure
+def test_effects_of_a_function_that_is_written_anew_compile_nothing_and_see_what_it_closes_over(caplog):
+    """The control: another function does compile."""
+    params = {}
+
+    def effects(size, power=2):
+        params["by"] = size * jnp.arange(4.0)
+        return heads.effects(lambda gates: jnp.sum(gates**power * params["by"]), jnp.ones(4)).knock_out
+
+    compiled = functools.partial(compiled_by, caplog)
+    assert compiled(effects, 1.0)
+    for size in (2.0, 3.0):
+        assert not compiled(effects, size)
+        assert effects(size).tolist() == [0, -size, -2 * size, -3 * size]
+    assert compiled(effects, 2.0, 3)
 
 
 @structure

@@ -1,6 +1,7 @@
 """What a head does to a loss: by its gradient, to second order, by a knock-out; and what its gradient would write."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ from jax.scipy.stats import rankdata
 
 from jattn import _errors
 from jattn._types import Array, ArrayLike, Bool, Float, Integer
+from jattn._values import Closed, close
 from jattn.heads._params import standard
 from jattn.per_query import top_keys
 
@@ -53,7 +55,8 @@ def effects(
     over other texts, taking away means replacing by that mean.
 
     Args:
-      f: a function of gates to one real number, a loss or a logit.
+      f: a function of gates to one real number, a loss or a logit. What needs a pass a head is compiled once, however
+        often f is written anew.
       gates: [...], floating point, where the model stands: ones of the shape [H], or [L, H] for layers of heads. Heads
         that are already 0 stay so.
       batch_size: how many heads are computed at a time, a Python int; one if None.
@@ -98,6 +101,21 @@ def effects(
         remedy = "Sum a loss over tokens and examples."
         _errors.fail(TypeError, caller, "f must return one real number", remedy, f=f"returning {got}")
     value, slope = jax.value_and_grad(f)(gates)
+    value = jnp.asarray(value)  # it may be a number
+    closed, captured, _ = close(f, gates)
+    curvature, gone = _of_each(closed, captured, gates, value, batch_size)
+    first = (-gates * slope).astype(value.dtype)
+    return Effects(value, first, first + curvature / 2, gone)
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def _of_each(
+    closed: Closed, captured: tuple[jax.Array, ...], gates: jax.Array, value: jax.Array, batch_size: int | None
+) -> tuple[jax.Array, jax.Array]:
+    """γ_h² ∂²f/∂γ_h² and f(γ with γ_h = 0) − f(γ), compiled once for all functions that compute the same."""
+
+    def f(gates: jax.Array) -> jax.Array:
+        return closed(captured, gates)[0]
 
     def gone(here: jax.Array) -> jax.Array:
         return f(jnp.where(here, 0, gates)) - value
@@ -111,8 +129,7 @@ def effects(
         here = lambda i: (numbers == i).reshape(gates.shape)  # noqa: E731
         return jax.lax.map(lambda i: what(here(i)), numbers, batch_size=batch_size).reshape(gates.shape)
 
-    first = (-gates * slope).astype(value.dtype)
-    return Effects(value, first, first + of_each(curvature) / 2, of_each(gone))
+    return of_each(curvature), of_each(gone)
 
 
 def agreement(estimate: Float[ArrayLike, "*H"], effect: Float[ArrayLike, "*H"]) -> Agreement:
