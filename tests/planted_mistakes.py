@@ -586,6 +586,13 @@ plant("a kernel of the TPU that holds an int64", "jattn/engine/kernels/support.p
       'itemsize > 4), "")', 'itemsize > 8), "")',
       "kernels.py::test_what_is_of_64_bits_in_a_mask_or_a_score_runs_as_loops")
 
+plant("in kernels, mapped cotangents of what examples share summed", "jattn/engine/kernels/plans.py",
+      "own.get(i, axes) for", "axes for",
+      "kernels.py::test_cotangents_may_be_mapped_where_the_operands_are_not")
+plant("in cuDNN, mapped cotangents of what examples share summed", "jattn/engine/kernels/cudnn.py",
+      "Call(fun, *repeated_for_cotangents(fun, levels, xs))", "Call(fun, levels, xs)",
+      "cudnn.py::test_cotangents_may_be_mapped_where_the_operands_are_not")
+
 GPU = "jattn/engine/kernels/gpu.py"
 ON_GPU = "kernels_gpu.py::test_the_kernels_are_the_definition_and_its_derivatives"
 plant("in kernels of the GPU, a cotangent of out rounded to the 16 bits of the queries",

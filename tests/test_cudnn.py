@@ -101,6 +101,19 @@ MASKS = {
 }
 
 
+def test_cotangents_may_be_mapped_where_the_operands_are_not(stand_in):
+    """As `jax.jacrev` maps them: operands that two cotangents share have a cotangent for each."""
+    q, k, v = (normal(T, D, seed=i, dtype=np.float32) for i in range(3))
+
+    def of(how):
+        f = lambda *x: jattn.attention(*x[:3], scale=x[3], mask=masks.causal(), implementation=how)  # noqa: E731
+        pull = jax.vjp(f, q, k, v, np.float32(0.3))[1]
+        return jax.tree.map(np.asarray, jax.jit(jax.vmap(pull))(jnp.stack([jnp.sin(v), jnp.cos(v)])))
+
+    assert_close(of("cudnn"), of("loops"))
+    assert stand_in
+
+
 @pytest.mark.parametrize(("name", "scale"), [*((name, None) for name in MASKS), ("full", 0.4), ("causal lengths", 0.4)])
 def test_value_and_derivatives_are_those_of_the_definition(name, scale, stand_in):
     """With the cotangent of lse, which cuDNN drops."""

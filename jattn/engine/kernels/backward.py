@@ -28,19 +28,21 @@ from jattn.engine.kernels.plans import (
     differentiates_tables,
     of_one,
     plan_of,
+    repeated_for_cotangents,
 )
 from jattn.engine.kernels.score import has_values, is_float
 from jattn.engine.plan import Operands, select_active
 from jattn.engine.tangent import live_rows
 
 
-def backward(fun: Backward, levels: BatchLevels, run: Run, *xs: Operand) -> list[jax.Array]:
+def backward(fun: Backward, levels: BatchLevels, run: Run, *operands: Operand) -> list[jax.Array]:
     """Cotangents of the active operands: one kernel for those that a query tile sums, one for dk and dv.
 
     On a GPU the cotangent of out goes to the tensor cores in the 16 bits of q, k and v if it fits into them, as that of
     a rounded result does. It is float32 here, and is asked of its values: a program holds the kernels of both.
     """
     n = fun.tree.num_leaves
+    levels, xs = repeated_for_cotangents(fun, levels, operands)
     x: Operands = jax.tree.unflatten(fun.tree, xs[:n])
     dtypes = {a.dtype for a in (x.q, x.k, x.v)}
     of_float32 = partial(cotangents, fun, levels, run, None)

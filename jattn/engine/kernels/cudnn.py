@@ -29,6 +29,7 @@ from jattn.engine import tuning
 from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, FiniteKernel
 from jattn.engine.kernels.layout import Leaf
+from jattn.engine.kernels.plans import repeated_for_cotangents
 from jattn.engine.plan import Operands, Plan, all_finite, select_active
 from jattn.engine.schedule import PlannedFunction
 from jattn.engine.tangent import Tangent
@@ -104,7 +105,7 @@ def kernel(fun: PlannedFunction, levels: BatchLevels) -> FiniteKernel:
     """A forward or backward pass over all heads that nothing refuses."""
 
     def run(*xs: jax.Array) -> list[jax.Array]:
-        call = Call(fun, levels, xs)
+        call = Call(fun, *repeated_for_cotangents(fun, levels, xs))
         return call.backward(fun) if isinstance(fun, Backward) else call.forward()
 
     return FiniteKernel(run, partial(holds, fun, levels))

@@ -8,6 +8,7 @@ import jax
 
 from jattn._numerics import is_half
 from jattn.engine import tuning
+from jattn.engine.backward import Backward
 from jattn.engine.batching import BatchLevels, Operand
 from jattn.engine.kernels.score import DistanceScore, KernelScore, SeparatedScore, is_float, kernel_score
 from jattn.engine.plan import Operands, Plan, select_active
@@ -66,6 +67,22 @@ def of_one(fun: PlannedFunction, levels: BatchLevels, xs: Sequence[Any]) -> Oper
     own = [jax.ShapeDtypeStruct(x.shape[len(axes) :], x.dtype) for x, axes in zip(xs, levels.operands, strict=True)]
     x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
     return x
+
+
+def with_levels_of_cotangents(fun: PlannedFunction, levels: BatchLevels) -> BatchLevels:
+    """The levels with those of its cotangent for each active operand: examples that share one have a cotangent each
+    where the cotangents of out are mapped and the operand is not, as in `jax.jacrev`."""
+    own = dict(zip(fun.argnums, levels.outputs, strict=True)) if isinstance(fun, Backward) else {}
+    return levels._replace(operands=tuple(own.get(i, axes) for i, axes in enumerate(levels.operands)))
+
+
+def repeated_for_cotangents(
+    fun: PlannedFunction, levels: BatchLevels, xs: Sequence[jax.Array]
+) -> tuple[BatchLevels, list[jax.Array]]:
+    """These levels, and the operands with an axis for each: what examples share is repeated for them."""
+    more = with_levels_of_cotangents(fun, levels)
+    pairs = zip(xs, levels.operands, more.operands, strict=True)
+    return more, [x if own == axes else levels.spread(x, own, axes) for x, own, axes in pairs]
 
 
 def score_at_distances(plan: Plan, x: Operands) -> KernelScore | None:

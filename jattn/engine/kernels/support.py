@@ -31,6 +31,7 @@ from jattn.engine.kernels.plans import (
     differentiates_tables,
     kernel_plan,
     score_at_distances,
+    with_levels_of_cotangents,
 )
 from jattn.engine.kernels.score import SeparatedScore, by_distance, has_values, is_float
 from jattn.engine.plan import Operands, Plan, select_active
@@ -121,13 +122,14 @@ def refusal(fun: PlannedFunction, levels: BatchLevels, avals: Sequence[Any], *, 
     plan = fun.plan
     own = [jax.ShapeDtypeStruct(a.shape[len(axes) :], a.dtype) for a, axes in zip(avals, levels.operands, strict=True)]
     x: Operands = jax.tree.unflatten(fun.tree, own[: fun.tree.num_leaves])
-    found = of_sizes(plan, x, levels) or of_options(plan, x)
+    of_kernels = with_levels_of_cotangents(fun, levels)
+    found = of_sizes(plan, x, of_kernels) or of_options(plan, x)
     if found is None and platform == "tpu":
-        found = of_tpu_scalars(fun, x, levels)
+        found = of_tpu_scalars(fun, x, of_kernels)
     if found is None and isinstance(fun, Backward):
-        found = of_bias_gradient(fun, plan, x, levels)
+        found = of_bias_gradient(fun, plan, x, of_kernels)
     if found is None and isinstance(fun, DerivativePass):
-        found = of_table_derivative(fun, x, levels)
+        found = of_table_derivative(fun, x, of_kernels)
     if found is None and platform == "gpu" and plan.implementation is None:
         if exported:  # jax.export refuses it
             return "JAX does not promise to read a kernel of the GPU again, which is what an export is for"
