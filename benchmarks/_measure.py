@@ -196,12 +196,20 @@ def header(packages: Iterable[str]) -> dict[str, Any]:
 
 
 def _model() -> str:
+    """The name of the processor; of one that does not say which it is, as in some virtual machines, its family too."""
     try:
-        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        info = Path("/proc/cpuinfo").read_text()
     except OSError:
-        named = None
-    found = named[1] if named else platform.processor() or platform.machine()
-    return " ".join(re.sub(r"\((?:R|TM)\)|\b(?:CPU|Processor)\b", " ", found).split())
+        info = ""
+
+    def said(what: str) -> str:
+        found = re.search(rf"^{what}\s*:\s*(.+)$", info, re.MULTILINE)
+        return found[1] if found else ""
+
+    named = said("model name") or platform.processor() or platform.machine()
+    if not re.search(r"\d", named) and said("cpu family"):
+        named += f" family {said('cpu family')}"
+    return " ".join(re.sub(r"\((?:R|TM)\)|\b(?:CPU|Processor)\b", " ", named).split())
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:

@@ -108,6 +108,21 @@ def tables(page):
     return [[[c.strip() for c in line.strip("|").split("|")] for line in block] for block in blocks]
 
 
+@pytest.mark.parametrize(
+    ("name", "family", "known"),
+    [
+        ("AMD EPYC", 26, "AMD EPYC family 26"),  # as a virtual machine may call all of them
+        ("AMD EPYC 9755 128-Core Processor", 26, "AMD EPYC 9755 128-Core"),
+        ("Intel(R) Xeon(R) Processor @ 2.60GHz", 6, "Intel Xeon @ 2.60GHz"),
+    ],
+)
+def test_a_processor_whose_name_tells_nothing_is_known_by_its_family(monkeypatch, name, family, known):
+    monkeypatch.syspath_prepend(FOLDER)
+    measure = importlib.import_module("_measure")
+    monkeypatch.setattr(Path, "read_text", lambda path: f"cpu family\t: {family}\nmodel\t\t: 2\nmodel name\t: {name}\n")
+    assert measure._model() == known
+
+
 def test_the_header_has_the_version_of_a_checkout(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     measure = importlib.import_module("_measure")
