@@ -16,7 +16,7 @@ CONTEXTS = ["the cat sat on the river bank", "the bank approved the loan"]
 # Exercise 2: the scaled score of one key, while the others stay at 0.
 MATCHES = [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
 WIDTHS = [4, 16, 64, 256]  # exercise 3
-ONE_HOT = 0.99  # or more of the weight
+ONE_HOT = 0.99  # a row of which one key has more
 
 
 def in_context(sentence: str) -> dict:

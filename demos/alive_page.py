@@ -72,9 +72,10 @@ def compute(args: argparse.Namespace) -> dict:
     told = page.story(part, STEPS)
     write = lambda: page.write(args.out / "alive_page.html", "A language model, alive", told, note=note)  # noqa: E731
     file = _cli.save(args.out, write)
+    numbers = len(part.data["numbers"])  # float32
     return {
-        "page": file, "bytes": file.stat().st_size, "numbers": (count := len(part.data["numbers"])),
-        "base64": 4 * math.ceil(4 * count / 3), "words": len(kept),
+        "page": file, "bytes": file.stat().st_size, "numbers": numbers,
+        "base64": 4 * math.ceil(4 * numbers / 3), "words": len(kept),
         "sentences": {name: len(getattr(c, name).n) for name in ("train", "held")}, "steps": args.steps,
         "losses": losses, "judged": judged, "examples": said,
     }  # fmt: skip

@@ -158,3 +158,28 @@ def assert_scales_spoil_as_in_loops(how, sizes, tile):
     assert_close(got, want)
     np.testing.assert_array_equal(np.isnan(got), [False, True, True, False])
     assert_close((got_q[:3], got_bias), (want_q[:3], want_bias))
+
+
+def assert_cotangents_may_be_mapped(how, sizes, tile, at):
+    """As `jax.jacrev` maps them: operands that two cotangents share have a cotangent for each."""
+    T, S, D, Dv = sizes
+    x = {"q": normal(2, T, D), "k": normal(S, D, seed=1), "v": normal(S, Dv, seed=2), "bias": normal(T, S, seed=3)}
+    x |= {"sink": normal(T, seed=4), "c": np.float32(0.5), "table": normal(32, seed=5)}
+    x = {name: np.asarray(a, np.float32) for name, a in x.items()}
+
+    def of(how):
+        def one(x):
+            more = {"mask": masks.causal(), "score": over_arrays(x), "bias": x["bias"], "sink": x["sink"], **at}
+            return jattn.attention(x["q"], x["k"], x["v"], tile=tile, implementation=how, **more)
+
+        def pulled(x, row):
+            return jax.vjp(one, x)[1](row)[0]
+
+        def every(x):
+            rows = jnp.stack([jnp.sin(x["k"][:T] @ jnp.ones((D, Dv))), jnp.cos(x["v"][:T])])
+            of_heads = jax.vmap(pulled, ({name: 0 if name == "q" else None for name in x}, None))
+            return jax.vmap(of_heads, (None, 0))(x, rows)
+
+        return jax.tree.map(np.asarray, jax.jit(every)(x))
+
+    assert_close(of(how), of("loops"))

@@ -20,6 +20,7 @@ from _kernels import (
     RATE,
     assert_as_defined,
     assert_close,
+    assert_cotangents_may_be_mapped,
     assert_scales_spoil_as_in_loops,
     batch,
     by_distance,
@@ -277,27 +278,7 @@ def test_what_differs_from_head_to_head_is_found_by_its_index():
 
 @pytest.mark.structure
 def test_cotangents_may_be_mapped_where_the_operands_are_not():
-    """As `jax.jacrev` maps them: operands that two cotangents share have a cotangent for each."""
-    x = {"q": normal(2, T, D), "k": normal(S, D, seed=1), "v": normal(S, Dv, seed=2), "bias": normal(T, S, seed=3)}
-    x |= {"sink": normal(T, seed=4), "c": np.float32(0.5), "table": normal(32, seed=5)}
-    x = {name: np.asarray(a, np.float32) for name, a in x.items()}
-
-    def of(how):
-        def one(x):
-            more = {"mask": masks.causal(), "score": over_arrays(x), "bias": x["bias"], "sink": x["sink"], **AT}
-            return jattn.attention(x["q"], x["k"], x["v"], tile=TILE, implementation=how, **more)
-
-        def pulled(x, row):
-            return jax.vjp(one, x)[1](row)[0]
-
-        def every(x):
-            rows = jnp.stack([jnp.sin(x["k"][:T] @ jnp.ones((D, Dv))), jnp.cos(x["v"][:T])])
-            of_heads = jax.vmap(pulled, ({name: 0 if name == "q" else None for name in x}, None))
-            return jax.vmap(of_heads, (None, 0))(x, rows)
-
-        return jax.tree.map(np.asarray, jax.jit(every)(x))
-
-    assert_close(of("interpret"), of("loops"))
+    assert_cotangents_may_be_mapped("interpret", (T, S, D, Dv), TILE, AT)
 
 
 @pytest.mark.structure

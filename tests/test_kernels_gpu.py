@@ -21,6 +21,7 @@ from _kernels import (
     KEY,
     assert_as_defined,
     assert_close,
+    assert_cotangents_may_be_mapped,
     assert_scales_spoil_as_in_loops,
     batch,
     by_distance,
@@ -350,6 +351,11 @@ def test_tables_that_differ_from_head_to_head_are_found_by_their_index(ours, int
         return jax.tree.map(np.asarray, batch(lambda *x: heads(*x, learned, tables, chosen))(q, k, v))
 
     assert_close(of(HOW), of("loops"))
+
+
+@pytest.mark.structure
+def test_cotangents_may_be_mapped_where_the_operands_are_not(interpreted):
+    assert_cotangents_may_be_mapped(HOW, (T, S, D, Dv), TILE, AT)
 
 
 @pytest.mark.structure

@@ -155,7 +155,7 @@ def blocks(table: Bool[ArrayLike, "down across"] | Sequence[Sequence[bool]], siz
     x = _errors.array("blocks", "table", table)
     _errors.kind("blocks", "table", x, jnp.bool_, "True allows a block.")
     _errors.rank("blocks", 2, "[T / size, S / size]", "Map over a batch or heads with jax.vmap.", table=x)
-    if 0 in x.shape:
+    if x.size == 0:
         must, remedy = "table must have an entry", "For nothing to be allowed pass masks.empty()."
         _errors.fail(ValueError, "blocks", must, remedy, table=x)
     return Blocks(x, distance("blocks", "size", size, least=1))
