@@ -589,6 +589,9 @@ plant("a kernel of the TPU that holds an int64", "jattn/engine/kernels/support.p
 plant("in kernels, mapped cotangents of what examples share summed", "jattn/engine/kernels/plans.py",
       "own.get(i, axes) for", "axes for",
       "kernels.py::test_cotangents_may_be_mapped_where_the_operands_are_not")
+plant("in kernels, cotangents of as many levels as their operands", "jattn/engine/kernels/backward.py",
+      "levels, xs = repeated_for_cotangents(fun, levels, operands)", "xs = list(operands)",
+      "kernels_gpu.py::test_cotangents_may_be_mapped_where_the_operands_are_not")
 plant("in cuDNN, mapped cotangents of what examples share summed", "jattn/engine/kernels/cudnn.py",
       "Call(fun, *repeated_for_cotangents(fun, levels, xs))", "Call(fun, levels, xs)",
       "cudnn.py::test_cotangents_may_be_mapped_where_the_operands_are_not")
