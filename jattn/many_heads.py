@@ -151,16 +151,8 @@ def dot_product_attention(
         ours: Any = {"score": score, "sink": sink, "q_positions": q_positions, "k_positions": k_positions, "tile": tile}
         if options.drops(dropout_rate):  # a key of which nothing is drawn changes nothing
             ours |= {"dropout_rate": dropout_rate, "dropout_key": dropout_key}
-        reason = unsupported_reason(query, key, value, mask, [name for name, x in ours.items() if x is not None])
-        if reason is not None:
-            must = f"implementation must be able to do this call ({reason})"
-            got = {"implementation": repr(implementation)}
-            _errors.fail(ValueError, _CALLER, must, "Leave it out, or change what stands in its way.", **got)
-        jax_nn: Any = jax.nn.dot_product_attention
-        found = jax_nn(
-            query, key, value, scale=scale, is_causal=is_causal, local_window_size=around, **filled, **pairs,
-            implementation=implementation, return_residual=return_residual,
-        )  # fmt: skip
+        theirs = {"scale": scale, "is_causal": is_causal, "local_window_size": around, **filled, **pairs}
+        found = _by_jax_nn(query, key, value, mask, ours, theirs | {"return_residual": return_residual})
         return jax.tree.map(lambda x: x[0], found) if unbatched else found
 
     own = {name: _by_head(x, K) for name, x in pairs.items()}
@@ -210,6 +202,16 @@ def dot_product_attention(
     if unbatched:
         out, lse = out[0], lse[0]
     return (out, lse) if return_residual else out
+
+
+def _by_jax_nn(query: Any, key: Any, value: Any, mask: Any, ours: dict[str, Any], theirs: dict[str, Any]) -> Any:
+    """The call as jax.nn makes it on its dense path, or an error with the reason why it cannot."""
+    reason = unsupported_reason(query, key, value, mask, [name for name, x in ours.items() if x is not None])
+    if reason is not None:
+        must = f"implementation must be able to do this call ({reason})"
+        remedy = "Leave it out, or change what stands in its way."
+        _errors.fail(ValueError, _CALLER, must, remedy, implementation=repr("xla"))
+    return jax.nn.dot_product_attention(query, key, value, implementation="xla", **theirs)
 
 
 def unsupported_reason(

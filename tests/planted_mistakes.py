@@ -774,8 +774,7 @@ ONE_OF_TREE = f"{SCHEME}[tree-2-2-zigzag-prefix-alibi]"
 plant("one hop too few", BLOCKS, "every = tuple(range(size))", "every = tuple(range(size - 1))", NO_MASK)
 plant("a sink on every device", RING, "jnp.full_like(x, -jnp.inf) if i == self.sink else x", "x", ALIBI)
 plant("a sink that is a whole number refused", "jattn/sharding/_mesh.py",
-      "sink = None if sink is None else arguments.sink_array(caller, sink)",
-      "sink = None if sink is None else _errors.array(caller, \"sink\", sink)",
+      "= arguments.sink_array(caller, sink)", "= _errors.array(caller, \"sink\", sink)",
       "sharding.py::test_lists_of_positions_and_whole_numbers_are_taken_as_on_one_device[ring]")
 plant("positions that do not travel with their keys", "jattn/sharding/_exchange.py",
       "*([] if b.k_positions is None else [places.k_positions])", "", ALIBI)

@@ -106,73 +106,65 @@ def attention(
     _validate_mesh(caller, mesh, spec)
     _validate_placed(caller, mesh, q, k, v)
     scheme = _without_partial(caller, scheme)
-    entries = (*spec, *(None,) * (q.ndim - len(spec)))
     if len(spec) > q.ndim - 1:
         must = "spec must have at most the axes [*B, T, H]"
         remedy = "Name a mesh axis for each that is sharded, as in P('data', 'seq', 'heads')."
         _errors.fail(ValueError, caller, must, remedy, spec=str(spec), q=q)
-    *batch, rows, heads, _ = entries
+    *batch, rows, heads = [*spec] + [None] * (q.ndim - 1 - len(spec))
     names = _names(rows)
     scheme = scheme if names else whole
-    P = _devices(mesh, rows)
-    for side, x in (("k", k),) if scheme is tree else (("q", q), ("k", k)):
-        n, axis = x.shape[-3], {"q": "T", "k": "S"}[side]
-        if n % P:
-            more = {"q": "q", "k": "k and v"}[side]
-            remedy = (
-                f"Pad {more} by {-n % P} rows at positions that no other row attends, and drop these of the result."
-            )
-            must = f"{axis} must be a multiple of the devices along it"
-            _errors.fail(ValueError, caller, must, remedy, **{side: x, "devices": str(P)})
-    _validate_split(caller, q, k, mesh, batch, heads)
-    q_spec = PartitionSpec(*batch, None if scheme is tree else rows, heads)
-    kv_spec = PartitionSpec(*batch, rows, heads)
+    q_rows = None if scheme is tree else rows
+    _validate_split(caller, q, k, mesh, batch, q_rows, rows, heads)
     mask = None if mask is None else of_shards(caller, mask)
     dependents = arguments.position_dependents(caller, mask, score, _errors.wide(q, k, v))
-    T, S = q.shape[-3], k.shape[-3]
     if mask is not None:
-        mask.validate(caller, T, S, True)
-    given: dict[str, Any] = {}
-    known: dict[str, Any] = {}
+        mask.validate(caller, q.shape[-3], k.shape[-3], True)
+    known, arrays = _positions(caller, q, k, q_positions, k_positions, dependents)
+    if sink is not None:
+        arrays["sink"] = arguments.sink_array(caller, sink)
+        sink_per_head(caller, arrays["sink"], q.shape[-2])
+    if scale is not None:
+        arrays["scale"] = arguments.scale_array(caller, scale)
+    sharded = {name for entry in spec for name in _names(entry)}
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _validate_explicit(caller, name, x, spec, sharded)
+
+    axis_name: Any = names[0] if len(names) == 1 else names
+    options = {"score": score, "return_lse": return_lse, "axis_name": axis_name} | known
+    leaves, form = jax.tree.flatten(mask)
+    leaves = [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves]
+
+    def here(q: Any, k: Any, v: Any, leaves: Any, arrays: dict[str, Any]) -> Any:
+        return scheme(q, k, v, mask=jax.tree.unflatten(form, leaves), **arrays, **options)
+
+    q_spec, kv_spec = PartitionSpec(*batch, q_rows, heads), PartitionSpec(*batch, rows, heads)
+    of_side = {"q": PartitionSpec(q_rows), "k": PartitionSpec(rows), "": PartitionSpec()}
+    of_arrays = {"q_positions": of_side["q"], "k_positions": of_side["k"], "scale": PartitionSpec(),
+                 "sink": PartitionSpec(*[heads] * jnp.ndim(arrays.get("sink", 0)))}  # fmt: skip
+    of_mask = [of_side[axes] for axes in leaf_axes(mask)]
+    in_specs = q_spec, kv_spec, kv_spec, of_mask, {name: of_arrays[name] for name in arrays}
+    operands = jax.tree.map(lambda x, spec: _cut(x, mesh, spec), (q, k, v, leaves, arrays), in_specs)
+    out_specs = (q_spec, q_spec) if return_lse else q_spec
+    return jax.shard_map(here, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=sharded)(*operands)
+
+
+def _positions(
+    caller: str, q: jax.Array, k: jax.Array, q_positions: Any, k_positions: Any, dependents: tuple[str, ...]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The positions that are known before the program runs, and those that each device is given its part of.
+
+    None where nothing depends on them.
+    """
+    T, S = q.shape[-3], k.shape[-3]
     _errors.positions(caller, T, S, q_positions, k_positions, dependents)
+    known: dict[str, np.ndarray] = {}
+    given: dict[str, Any] = {}
     if dependents:
         for name, stand, n in (("q_positions", q_positions, T), ("k_positions", k_positions, S)):
             stand = np.arange(n, dtype=np.int32) if stand is None else stand
             order = np.asarray(stand) if isinstance(stand, list | tuple) else stand
             (known if isinstance(order, np.ndarray) else given)[name] = order
-    sink = None if sink is None else arguments.sink_array(caller, sink)
-    if sink is not None:
-        sink_per_head(caller, sink, q.shape[-2])
-    scale = None if scale is None else arguments.scale_array(caller, scale)
-    leaves, form = jax.tree.flatten(mask)
-    q_rows = None if scheme is tree else rows
-    of_side = {"q": PartitionSpec(q_rows), "k": PartitionSpec(rows), "": PartitionSpec()}
-    of_mask = [of_side[axes] for axes in leaf_axes(mask)]
-    of_sink = PartitionSpec(heads) if sink is not None and sink.ndim else PartitionSpec()
-    axis_name: Any = names[0] if len(names) == 1 else names
-    options = {"score": score, "return_lse": return_lse, "axis_name": axis_name} | known
-
-    def here(q: Any, k: Any, v: Any, mask: Any, more: dict[str, Any]) -> Any:
-        return scheme(q, k, v, mask=jax.tree.unflatten(form, mask), **more, **options)
-
-    options_of: dict[str, Any] = {n: x for n, x in (("sink", sink), ("scale", scale)) if x is not None} | given
-    specs = {"sink": of_sink, "scale": PartitionSpec(), "q_positions": of_side["q"], "k_positions": of_side["k"]}
-    sharded = {name for entry in entries for name in _names(entry)}
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _validate_explicit(caller, name, x, spec, sharded)
-    q, k, v = (_cut(x, mesh, of_x) for x, of_x in ((q, q_spec), (k, kv_spec), (v, kv_spec)))
-    leaves = [jnp.asarray(x, jnp.int32) if isinstance(x, int) else x for x in leaves]
-    return jax.shard_map(
-        here,
-        mesh=mesh,
-        in_specs=(q_spec, kv_spec, kv_spec, of_mask, {n: specs[n] for n in options_of}),
-        out_specs=(q_spec, q_spec) if return_lse else q_spec,
-        axis_names=sharded,
-    )(
-        *(q, k, v),
-        [_cut(x, mesh, spec) for x, spec in zip(leaves, of_mask, strict=True)],
-        {n: _cut(x, mesh, specs[n]) for n, x in options_of.items()},
-    )
+    return known, given
 
 
 def _cut(x: Any, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> Any:
@@ -273,12 +265,23 @@ def _without_partial(caller: str, scheme: Any) -> Scheme:
     return cast(Scheme, scheme)
 
 
-def _validate_split(caller: str, q: jax.Array, k: jax.Array, mesh: Mesh, batch: list[Any], heads: Any) -> None:
-    """Refuses a batch or heads that their devices cannot share evenly."""
-    for axis, entry in enumerate(batch):
-        n, B = _devices(mesh, entry), q.shape[axis]
+def _validate_split(
+    caller: str, q: jax.Array, k: jax.Array, mesh: Mesh, batch: list[Any], q_rows: Any, k_rows: Any, heads: Any
+) -> None:
+    """Refuses rows, a batch or heads that their devices cannot share evenly."""
+    for side, x, axis, entry, padded in (("q", q, "T", q_rows, "q"), ("k", k, "S", k_rows, "k and v")):
+        n, rows = _devices(mesh, entry), x.shape[-3]
+        if rows % n:
+            must = f"{axis} must be a multiple of the devices along it"
+            remedy = (
+                f"Pad {padded} by {-rows % n} rows at positions that no other row attends, "
+                "and drop these of the result."
+            )
+            _errors.fail(ValueError, caller, must, remedy, **{side: x, "devices": str(n)})
+    for at, entry in enumerate(batch):
+        n, B = _devices(mesh, entry), q.shape[at]
         if B % n:
-            must = f"axis {axis} of the batch must be a multiple of the devices along it"
+            must = f"axis {at} of the batch must be a multiple of the devices along it"
             remedy = (
                 f"Pad q, k and v by {-B % n} examples, and drop these of the result, or leave this axis whole in spec."
             )
