@@ -162,16 +162,9 @@ def dot_product_attention(
     if sink is not None:
         sink = jnp.broadcast_to(heads.sink_per_head(_CALLER, sink, N, "N"), (N,))
         own["sink"] = _Option(heads.split_heads(sink, K), (None, 0, 0))
-    one_sided = is_causal or around is not None
     dependents = options.position_dependents(_CALLER, shared, score, _errors.wide(query, key, value))
-    if dependents or (one_sided and (q_positions is None) != (k_positions is None)):
-        _errors.both_positions(
-            _CALLER, T, S, q_positions, k_positions, dependents or ("is_causal or local_window_size",)
-        )
-    for name, given, axes, n in (("q_positions", q_positions, "T", T), ("k_positions", k_positions, "S", S)):
-        if given is not None:  # without them both sides count from their first rows, as in jax.nn
-            x = heads.per_row(_CALLER, name, given, (B, n), f"[B, {axes}]", "tokens", shared=True)
-            own[name] = _Option(x, (0 if x.ndim == 2 else None, None, None))
+    one_sided = is_causal or around is not None
+    own |= _positions(B, T, S, q_positions, k_positions, dependents, one_sided)
     dropout = options.dropout(_CALLER, dropout_rate, dropout_key)
     if dropout is not None:
         keys = jax.random.split(dropout[0], (B, K, N // K))
@@ -274,6 +267,24 @@ def _heads(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.
     _errors.width(_CALLER, "H", query=q, key=k)
     heads.group_size(_CALLER, N, K, "the query heads N must be a multiple of the K key heads", query=q, key=k)
     return q, k, v, unbatched
+
+
+def _positions(
+    B: int, T: int, S: int, q_positions: Any, k_positions: Any, dependents: tuple[str, ...], one_sided: bool
+) -> dict[str, _Option]:
+    """Those that are given. Without them both sides count from their first rows, as in jax.nn.
+
+    `one_sided`: is_causal or local_window_size looks at them, which do without both, and not without one of them.
+    """
+    if dependents or (one_sided and (q_positions is None) != (k_positions is None)):
+        dependents = dependents or ("is_causal or local_window_size",)
+        _errors.both_positions(_CALLER, T, S, q_positions, k_positions, dependents)
+    found = {}
+    for name, given, axes, n in (("q_positions", q_positions, "T", T), ("k_positions", k_positions, "S", S)):
+        if given is not None:
+            x = heads.per_row(_CALLER, name, given, (B, n), f"[B, {axes}]", "tokens", shared=True)
+            found[name] = _Option(x, (0 if x.ndim == 2 else None, None, None))
+    return found
 
 
 def _of_pairs(name: str, x: jax.Array, full: tuple[int, int, int, int]) -> jax.Array:

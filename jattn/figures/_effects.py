@@ -85,20 +85,7 @@ def effects(
     }
     for some, marker, text in ((~opposite, "o", "same sign"), (opposite, "X", counted)):
         dots = ax.scatter(x[some], y[some], c=layers[some], marker=marker, label=text, **look)
-    worst = np.argsort(-np.abs(x - y), axis=None, kind="stable")[:_NAMED]
-    named: list[int] = []
-    for i in worst[np.abs(x - y).ravel()[worst] > 0]:
-        # Of two that would cover each other the larger error is named.
-        near = [abs(a.ravel()[i] - a.ravel()[j]) / (limits[1] - limits[0]) for j in named for a in (x, y)]
-        if any(across < 0.12 and up < 0.04 for across, up in zip(near[::2], near[1::2], strict=True)):
-            continue
-        named.append(i)
-        across, up = x.ravel()[i], y.ravel()[i]
-        left = (across - limits[0]) / (limits[1] - limits[0]) * min(_canvas.extent(ax))  # of the dot, in points
-        right = across > up or left < _canvas.width(labels[i], _canvas.points(9)) + 7  # away from the line, if it fits
-        side, ha = (7, "left") if right else (-7, "right")
-        placed: Any = {"xytext": (side, -3), "ha": ha, "in_layout": False}
-        _canvas.write(ax, labels[i], (across, up), -3, _canvas.pen(), **placed)
+    _name_the_largest_errors(ax, x.ravel(), y.ravel(), labels, limits)
     ax.set(xlim=limits, ylim=limits, aspect="equal")
     size = _canvas.points(9)
     told = (
@@ -121,6 +108,26 @@ def effects(
     if L > 1:
         figure.colorbar(dots, ax=ax, label="layer", shrink=0.8, ticks=range(L))
     return _canvas.titled(figure, ax, title)
+
+
+def _name_the_largest_errors(
+    ax: Axes, x: np.ndarray, y: np.ndarray, labels: Sequence[str], limits: tuple[float, float]
+) -> None:
+    """Writes the labels of the `_NAMED` dots that are farthest from the line, each beside its dot."""
+    worst = np.argsort(-np.abs(x - y), kind="stable")[:_NAMED]
+    named: list[int] = []
+    for i in worst[np.abs(x - y)[worst] > 0]:
+        # Of two that would cover each other the larger error is named.
+        near = [abs(a[i] - a[j]) / (limits[1] - limits[0]) for j in named for a in (x, y)]
+        if any(across < 0.12 and up < 0.04 for across, up in zip(near[::2], near[1::2], strict=True)):
+            continue
+        named.append(i)
+        across, up = x[i], y[i]
+        left = (across - limits[0]) / (limits[1] - limits[0]) * min(_canvas.extent(ax))  # of the dot, in points
+        right = across > up or left < _canvas.width(labels[i], _canvas.points(9)) + 7  # away from the line, if it fits
+        side, ha = (7, "left") if right else (-7, "right")
+        placed: Any = {"xytext": (side, -3), "ha": ha, "in_layout": False}
+        _canvas.write(ax, labels[i], (across, up), -3, _canvas.pen(), **placed)
 
 
 def _per_head(caller: str, name: str, x: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:

@@ -145,34 +145,8 @@ def tiles(
     given = ax is not None
     figure, ax = _canvas.axes(ax, (6.4, 5.0))
     if x is not None:
-        low, top = (float(f(np.where(np.isfinite(x), x, 0), initial=0)) for f in (np.min, np.max))
-        far = max(-low, top, 1e-9)
-        plain = np.isin(x, (0, 1)).all()
-        colours: Any = ListedColormap([_canvas.paper(), "#9db8cf"]) if plain else _canvas.PUOR
-        box = (0.0, float(S), float(T), 0.0)
-        picture = ax.imshow(
-            x, cmap=colours, vmin=0 if plain else -far, vmax=1 if plain else far, extent=box, interpolation="none"
-        )
-        if not plain:
-            figure.colorbar(picture, ax=ax, label="what the score adds", shrink=0.8)
-    looks = {
-        FULL: ("#1f4e79", None, "full"),
-        PARTIAL: ("#2f6da4", "..", "partial"),
-        EMPTY: ("0.45", "xx", "empty"),
-    }
-    for state, (colour, hatch, words) in looks.items():
-        found = np.argwhere(v == state)
-        style: dict[str, Any] = {
-            "fill": x is None and state != EMPTY,
-            "hatch": hatch if state == EMPTY or x is None else None,
-        }
-        style |= {"fc": "#4a7fb0" if state == FULL else "#cfe0ee", "ec": colour, "lw": 0.8 + 0.6 * (state == FULL)}
-        label = f"{words}: {len(found)} of {v.size}"
-        for n, (i, j) in enumerate(found):
-            corner, size = (j * wide, i * high), (min(wide, S - j * wide), min(high, T - i * high))
-            ax.add_patch(Rectangle(corner, *size, **style, label=label if n == 0 else None))
-        if not len(found):
-            ax.add_patch(Rectangle((0, 0), 0, 0, **style, label=label))
+        _draw_values(ax, x)
+    _draw_states(ax, v, (high, wide), (T, S), over_values=x is not None)
     ax.set_xlim(0, S)
     ax.set_ylim(T, 0)
     ax.set_xlabel("key")
@@ -192,3 +166,41 @@ def tiles(
             handletextpad=0.5,
         )
     return _canvas.titled(figure, ax, title)
+
+
+def _draw_values(ax: Axes, x: np.ndarray) -> None:
+    """The allowed pairs, or what a score adds, with a colour bar."""
+    T, S = x.shape
+    low, top = (float(f(np.where(np.isfinite(x), x, 0), initial=0)) for f in (np.min, np.max))
+    far = max(-low, top, 1e-9)
+    plain = np.isin(x, (0, 1)).all()
+    colours: Any = ListedColormap([_canvas.paper(), "#9db8cf"]) if plain else _canvas.PUOR
+    box = (0.0, float(S), float(T), 0.0)
+    picture = ax.imshow(
+        x, cmap=colours, vmin=0 if plain else -far, vmax=1 if plain else far, extent=box, interpolation="none"
+    )
+    if not plain:
+        ax.figure.colorbar(picture, ax=ax, label="what the score adds", shrink=0.8)
+
+
+def _draw_states(ax: Axes, v: np.ndarray, shape: tuple[int, int], of: tuple[int, int], *, over_values: bool) -> None:
+    """A rectangle for each tile of `shape` over [T, S], in the look of its state, and the three in the legend."""
+    (high, wide), (T, S) = shape, of
+    looks = {
+        FULL: ("#1f4e79", None, "full"),
+        PARTIAL: ("#2f6da4", "..", "partial"),
+        EMPTY: ("0.45", "xx", "empty"),
+    }
+    for state, (colour, hatch, words) in looks.items():
+        found = np.argwhere(v == state)
+        style: dict[str, Any] = {
+            "fill": not over_values and state != EMPTY,
+            "hatch": hatch if state == EMPTY or not over_values else None,
+        }
+        style |= {"fc": "#4a7fb0" if state == FULL else "#cfe0ee", "ec": colour, "lw": 0.8 + 0.6 * (state == FULL)}
+        label = f"{words}: {len(found)} of {v.size}"
+        for n, (i, j) in enumerate(found):
+            corner, size = (j * wide, i * high), (min(wide, S - j * wide), min(high, T - i * high))
+            ax.add_patch(Rectangle(corner, *size, **style, label=label if n == 0 else None))
+        if not len(found):
+            ax.add_patch(Rectangle((0, 0), 0, 0, **style, label=label))
