@@ -225,6 +225,26 @@ def test_an_empty_batch_has_an_empty_result(scheme):
     assert jax.grad(lambda q: f(q, x, x).sum())(jnp.asarray(x)).shape == f(x, x, x).shape == x.shape
 
 
+@pytest.mark.parametrize("mask", [masks.full(), masks.causal()], ids=["full", "causal"])
+@pytest.mark.parametrize("scheme", ["ring", "all_to_all", "gather", "tree"])
+def test_a_length_that_is_padded_as_its_refusal_says_is_attended_as_it_was(scheme, mask):
+    x = jax.random.normal(jax.random.key(7), (3, 13, H, D))
+    f = functools.partial(sharding.attention, mesh=mesh_of(4, "seq"), spec=P("seq"), scheme=getattr(sharding, scheme))
+    with pytest.raises(ValueError, match=r"3 rows, and let no query attend them, as with .* s < 13\)|Pad q by 3 rows"):
+        f(*x)
+
+    def padded(x):
+        q, k, v = (jnp.pad(a, ((0, 3), (0, 0), (0, 0))) for a in x)
+        return f(q, k, v, mask=mask & masks.where(lambda t, s: s < 13))[:13]
+
+    def loss(attend):
+        return lambda x: jnp.sin(attend(x)).sum()
+
+    want = jax.value_and_grad(loss(lambda x: jattn.dot_product_attention(*x, mask=mask)))(x)
+    for a, b in zip(*map(jax.tree.leaves, (jax.value_and_grad(loss(padded))(x), want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_an_empty_batch_has_an_empty_result_where_a_ring_is_so_long_that_it_loops():
     x = jnp.zeros((3, 0, 8, 2, D))
     f = functools.partial(sharding.attention, mesh=mesh_of(8, "seq"), spec=P(None, "seq"))

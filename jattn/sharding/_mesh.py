@@ -269,15 +269,15 @@ def _validate_split(
     caller: str, q: jax.Array, k: jax.Array, mesh: Mesh, batch: list[Any], q_rows: Any, k_rows: Any, heads: Any
 ) -> None:
     """Refuses rows, a batch or heads that their devices cannot share evenly."""
-    for side, x, axis, entry, padded in (("q", q, "T", q_rows, "q"), ("k", k, "S", k_rows, "k and v")):
-        n, rows = _devices(mesh, entry), x.shape[-3]
-        if rows % n:
-            must = f"{axis} must be a multiple of the devices along it"
-            remedy = (
-                f"Pad {padded} by {-rows % n} rows at positions that no other row attends, "
-                "and drop these of the result."
-            )
-            _errors.fail(ValueError, caller, must, remedy, **{side: x, "devices": str(n)})
+    (T, S), n, n_k = (q.shape[-3], k.shape[-3]), _devices(mesh, q_rows), _devices(mesh, k_rows)
+    if T % n:
+        remedy = f"Pad q by {-T % n} rows, and drop these of the result."
+        _errors.fail(ValueError, caller, "T must be a multiple of the devices along it", remedy, q=q, devices=str(n))
+    if S % n_k:
+        more, none = f"Pad k and v by {-S % n_k} rows", f"mask=jattn.masks.where(lambda t, s: s < {S})"
+        remedy = f"{more}, and let no query attend them, as with {none}."
+        must = "S must be a multiple of the devices along it"
+        _errors.fail(ValueError, caller, must, remedy, k=k, devices=str(n_k))
     for at, entry in enumerate(batch):
         n, B = _devices(mesh, entry), q.shape[at]
         if B % n:
