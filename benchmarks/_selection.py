@@ -9,12 +9,14 @@ Job = dict[str, Any]
 """One program, as JSON: its section, device, derivative and what else its section needs."""
 LENGTH, LENGTHS, CONTROL = 4096, (4096, 16384, 65536), "jax.nn"
 TYPES = ("float32", "bfloat16")
-HOLDS = {"value": 1, "gradient": 3, "jvp": 2}
+ROWS = "rows of the Jacobian"
+BACKWARD = ("gradient", ROWS)
+HOLDS = {"value": 1, "gradient": 3, "jvp": 2, ROWS: 3}
 """How many kernels a program of each derivative holds: the forward pass; the backward pass of dq and that of dk and dv;
 the tangent pass. In 16 bits one of a GPU holds the backward pass twice, and runs one of them."""
-CUDNN_HOLDS = {"value": 1, "gradient": 2, "jvp": 1}
-"""How many calls of cuDNN: its forward and its backward pass. The gradient with lse has each twice, and the
-tangent pass is loops."""
+CUDNN_HOLDS = {"value": 1, "gradient": 2, "jvp": 1, ROWS: 3}
+"""How many calls of cuDNN: its forward and its backward pass. A backward pass with lse has each once more, one of
+several cotangents a forward pass of its own over repeated operands, and the tangent pass is loops."""
 TPUS = [device for device in compilers.TOPOLOGIES if compilers.platform_of(device) == "tpu"]
 CAUSAL, GROUPED = "one head: causal()", "many heads: grouped, causal"
 RINGS = [("ring", mask, layout) for mask in ("causal", "window") for layout in ("contiguous", "zigzag")]
@@ -40,8 +42,10 @@ def of_ways(ways: Sequence[str], derivatives: Sequence[str], everything: bool) -
 def of_kernels(
     kernels: Sequence[str], gpu_kernels: Sequence[str], tpu_kernels: Sequence[str], everything: bool
 ) -> Iterator[Job]:
-    """What asks for kernels: each × value, gradient and jvp × device; or each once on a TPU and once on a GPU. What one
-    platform alone has kernels for, on it alone."""
+    """What asks for kernels: each × the derivatives of `HOLDS` × device; or each once on a TPU and once on a GPU.
+
+    What one platform alone has kernels for, on it alone.
+    """
     for i, way in enumerate([*kernels, *gpu_kernels, *tpu_kernels]):
         for j, derivative in enumerate(HOLDS):
             for d, device in enumerate(compilers.TOPOLOGIES):
@@ -54,7 +58,7 @@ def of_kernels(
 
 
 def of_cudnn(ways: Sequence[str], everything: bool) -> Iterator[Job]:
-    """What asks for cuDNN: each × value, gradient and jvp; or each once, by turns."""
+    """What asks for cuDNN: each × the derivatives of `CUDNN_HOLDS`; or each once, by turns."""
     for i, way in enumerate(ways):
         for j, derivative in enumerate(CUDNN_HOLDS):
             if everything or (i + j) % len(CUDNN_HOLDS) == 1:
@@ -65,11 +69,11 @@ def of_cudnn(ways: Sequence[str], everything: bool) -> Iterator[Job]:
 def held(job: Job) -> int | None:
     """How many kernels, or calls of cuDNN, a program must hold; None if it may hold any number."""
     if job["section"] == "cudnn":
-        twice = job["derivative"] == "gradient" and "lse" in job["way"]
-        return CUDNN_HOLDS[job["derivative"]] * (2 if twice else 1)
+        of_lse = job["derivative"] in BACKWARD and "lse" in job["way"]
+        return CUDNN_HOLDS[job["derivative"]] + (2 if of_lse else 0)
     if job["section"] != "kernels":
         return None
-    if job["device"] != "H200" or job["derivative"] != "gradient":
+    if job["device"] != "H200" or job["derivative"] not in BACKWARD:
         return HOLDS[job["derivative"]]
     of_tables = any(kind in job["way"] for kind in ("_bias(table)", "table by distance"))
     of_backward = HOLDS["gradient"] - HOLDS["value"] + (of_tables and "not active" not in job["way"])

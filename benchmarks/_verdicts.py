@@ -202,17 +202,19 @@ compiled as the compiler does by itself, the others with its least effort{}."""
 LEAST_EFFORT = ": with it\nnext to nothing is sent while a TPU computes"
 OF_DEVICES = {"tpu": EACH_HAS.format(", and 512 on a v5p", LEAST_EFFORT), "cuda": EACH_HAS.format("", "")}
 EACH_HOLDS = """MiB of temporaries with implementation='kernel' at T = 4,096, compiled with the compiler's least effort;
-b: bfloat16, the others float32. Each value holds one kernel, each gradient three and each jvp two"""
+b: bfloat16, the others float32. Each value holds one kernel, each jvp two, and each gradient three, as do two rows of
+the Jacobian with the value (`jax.vmap` of a pullback, as `jax.jacrev` calls it)"""
 OF_KERNELS = {
-    "tpu": f"{EACH_HOLDS}.",
-    "cuda": f"""{EACH_HOLDS}; in bfloat16 a
-gradient holds five, of which three run. With that of a learned table it is one more, in bfloat16 two. They make their
-products of matrices on tensor cores alone, says the assembly; after a slash: bytes that a thread of the kernel with the
-most keeps in memory for want of registers, says ptxas.""",
+    "tpu": f"""{EACH_HOLDS}. At the highest
+precision every product is one of float32.""",
+    "cuda": f"""{EACH_HOLDS}; in bfloat16
+these hold five, of which three run. With the gradient of a learned table it is one more, in bfloat16 two. They make
+their products of matrices on tensor cores alone, says the assembly; after a slash: bytes that a thread of the kernel
+with the most keeps in memory for want of registers, says ptxas.""",
 }
 OF_CUDNN = """With implementation='cudnn', T = 4,096, bfloat16: calls of cuDNN, which become kernels where they run, and
-loops beside them for operands that are not finite. A value and a jvp hold one call, a gradient two, with that of lse
-four."""
+loops beside them for operands that are not finite. A value and a jvp hold one call, a gradient two and two rows of
+the Jacobian three; with lse both hold two more."""
 OF_WAYS = "MiB of temporaries at T = 4,096, compiled with the compiler's least effort; b: bfloat16, the others float32."
 KNOWN = {"refused": REFUSED, "not linear in T": NOT_LINEAR, "grows": GROWS, "differs from plan": DIFFERS}
 

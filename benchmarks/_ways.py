@@ -99,6 +99,21 @@ def kernel(name: str, options: Any = None, active: Any = None, rest: Any = None,
     return one_head(name, "attention", given, active, rest, D)
 
 
+def precise(way: Way) -> Way:
+    """The same, every product of float32 in the precision of float32."""
+
+    def make(T: int, dtype: Any) -> Made:
+        f, active, rest = way.make(T, dtype)
+
+        def call(active: Any, rest: Any) -> Any:
+            with jax.default_matmul_precision("highest"):
+                return f(active, rest)
+
+        return call, active, rest
+
+    return way._replace(name=f"{way.name}, highest precision", make=make)
+
+
 def key_of_random(T: int) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
@@ -330,6 +345,8 @@ GPU_KERNELS = [
 """What the GPU alone has kernels for, with an array that is looked up for each pair."""
 
 TPU_KERNELS = [
+    precise(kernel("causal()")),
+    precise(kernel("heads of 128, soft_cap(c)", lambda c: {"score": scores.soft_cap(c)}, lambda T: (), D=128)),
     kernel("heads of 256, two tables and soft_cap", two_tables, lambda T: (1025,), D=256),
     kernel("where(f) of an array by distance", lambda x: {"mask": masks.where(lambda t, s: x[t - s]) & CAUSAL},
            None, lambda T: Shape((T,), BOOL)),
@@ -378,3 +395,13 @@ def derivatives(f: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
 
 DERIVATIVES = tuple(derivatives(len))
+
+
+def rows_of_the_jacobian(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The pullback of f, mapped over two cotangents as `jax.jacrev` maps it, and the value."""
+
+    def two_rows(active: Any, rest: Any) -> Any:
+        out, pull = jax.vjp(lambda x: f(x, rest), active)
+        return out, jax.vmap(pull)(jax.tree.map(lambda y: jnp.stack([y, jnp.cos(y)]), out))
+
+    return two_rows

@@ -5,12 +5,12 @@
 
 The compilers of both vendors run on a machine that has no device of theirs. Each public way to attend (`_ways.py`) and
 its derivatives are compiled at T = 4,096; where `implementation='kernel'` asks for kernels, a value must hold one, a
-gradient three and a jvp two, none of which may make a product of matrices beside the tensor cores of a GPU, or spill
-many more registers than the kernels that were fastest on one (`_verdicts.SPILLED`); where 'cudnn' is asked for, one,
-two and one call of it; the temporaries of chosen ones at T = 4,096, 16,384 and 65,536 give the exponent of T, beside
-jax.nn as the control; and the schemes of `jattn.sharding` are compiled for up to 512 devices (`_many_devices.py`),
-their collectives and bytes compared with `sharding.plan`. No program may hold a float64. What fails must be in
-`_refused.py`, with its reason, and what is there must fail.
+gradient or rows of the Jacobian three, and a jvp two, none of which may make a product of matrices beside the tensor
+cores of a GPU, or spill many more registers than the kernels that were fastest on one (`_verdicts.SPILLED`); where
+'cudnn' is asked for, one, two and one call of it; the temporaries of chosen ones at T = 4,096, 16,384 and 65,536 give
+the exponent of T, beside jax.nn as the control; and the schemes of `jattn.sharding` are compiled for up to 512 devices
+(`_many_devices.py`), their collectives and bytes compared with `sharding.plan`. No program may hold a float64. What
+fails must be in `_refused.py`, with its reason, and what is there must fail.
 
 Programs whose exponent is asked for, and the causal ring, are compiled as the compiler does by itself, all others with
 its least effort for speed and memory, which takes a third of the time.
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import _compilers as compilers
-from _selection import CONTROL, Job, chosen, title
+from _selection import CONTROL, ROWS, Job, chosen, title
 from _verdicts import Verdict, write_tables
 
 RESULTS = Path(__file__).parent / "results"
@@ -78,7 +78,8 @@ def compile_way(job: Job) -> dict[str, Any]:
         f, active, rest = next(way for way in ways if way.name == job["way"]).make(T, dtype)
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), (active, rest))
     with compilers.described(job["device"]):
-        return facts(job, _ways.derivatives(f)[job["derivative"]], *args)[0]
+        asked = _ways.derivatives(f) | {ROWS: _ways.rows_of_the_jacobian(f)}
+        return facts(job, asked[job["derivative"]], *args)[0]
 
 
 def compile_devices(job: Job) -> dict[str, Any]:

@@ -57,6 +57,15 @@ def test_a_way_has_every_derivative_and_no_float64(way):
             assert x.dtype != jnp.float64
 
 
+@pytest.mark.parametrize("way", [_ways.KERNELS[1], _ways.CUDNN[1]], ids=["kernel", "cudnn, and lse"])
+def test_rows_of_the_jacobian_are_the_value_and_a_cotangent_of_each_operand_twice(way):
+    f, active, rest = way.make(256, jnp.bfloat16)
+    out, rows = jax.eval_shape(_ways.rows_of_the_jacobian(f), active, rest)
+    assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, jax.eval_shape(f, active, rest))
+    (cotangents,) = rows
+    assert [x.shape for x in cotangents] == [(2, *x.shape) for x in active]
+
+
 def test_the_quick_selection_holds_every_way_and_every_triple():
     quick = [job for job in _selection.chosen(*WAYS, _ways.DERIVATIVES, False) if job["section"] == "ways"]
     for tpu in (True, False):
@@ -78,10 +87,11 @@ def test_what_asks_for_kernels_is_compiled_for_each_kind_of_device():
         for x in (False, True)
     )
     tpus = len(compilers.TOPOLOGIES) - 1
-    assert len(whole) == 3 * (len(KERNELS + GPU_KERNELS) + tpus * len(KERNELS + TPU_KERNELS))
+    assert len(whole) == 4 * (len(KERNELS + GPU_KERNELS) + tpus * len(KERNELS + TPU_KERNELS))
     assert [job["way"] for job in quick if job["device"] == "H200"] == KERNELS + GPU_KERNELS
     assert [job["way"] for job in quick if job["device"] != "H200"] == KERNELS + TPU_KERNELS
     assert {job["device"] for job in quick} == set(compilers.TOPOLOGIES)
+    assert {job["derivative"] for job in quick} == set(_selection.HOLDS)
     assert compilers.kernels(TEXT) == 0
     assert compilers.kernels(f"{TEXT}  %a = f32[] custom-call(%b), {compilers.KERNELS[0]}\n" * 2) == 2
 
@@ -150,11 +160,11 @@ def test_cudnn_is_asked_for_each_way_and_counted():
         [job for job in _selection.chosen(*WAYS, _ways.DERIVATIVES, x) if job["section"] == "cudnn"]
         for x in (False, True)
     )
-    assert len(whole) == 3 * len(CUDNN)
+    assert len(whole) == 4 * len(CUDNN)
     assert [job["way"] for job in quick] == CUDNN
-    assert {job["derivative"] for job in quick} == {"value", "gradient", "jvp"}
+    assert {job["derivative"] for job in quick} == set(_selection.CUDNN_HOLDS)
     of_lse = {job["derivative"]: _selection.held(job) for job in whole if "lse" in job["way"]}
-    assert of_lse == {"value": 1, "gradient": 4, "jvp": 1}
+    assert of_lse == {"value": 1, "gradient": 4, "jvp": 1, _selection.ROWS: 5}
     calls = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
     assert compilers.kernels("".join(f'custom_call_target="{call}"' for call in calls)) == 2
 
