@@ -176,12 +176,9 @@ plant("a maximum of the logits that is differentiated", PARTIALS, "m = jax.lax.s
       "m = (jnp.maximum(self.m,", "cache.py::test_a_gradient_does_not_ask_which_logit_was_the_largest")
 plant("the sum not shrunk to a new maximum", PARTIALS, "self.total * shrink + p.sum(**keys), acc",
       "self.total + p.sum(**keys), acc", IN_TILES)
-plant("dropout drawn in 16 bits", "jattn/arguments/options.py",
-      "rate.astype(jnp.float32) if rate.dtype.itemsize < 4 else rate", "rate",
-      "one_head.py::test_a_rate_in_16_bits_drops_what_the_same_rate_in_32_bits_does")
-plant("dropout of a Python rate drawn in 64 bits", "jattn/engine/attend.py", "rate.dtype.itemsize > np", "0 > np",
-      "kernels.py::test_a_rate_of_dropout_is_drawn_in_float32_but_for_an_array_of_float64")
-plant("what dropout keeps divided in the fewer bits", TILE, "rate.astype(max(", "rate.astype(min(",
+plant("dropout drawn in the dtype of the arithmetic", TILE, "1 - rate.astype(jnp.float32)", "1 - rate",
+      "one_head.py::test_dropout_drops_the_same_pairs_in_every_dtype")
+plant("what dropout keeps divided in the dtype of the rate", "jattn/engine/attend.py", "(rate).astype(dtype)", "(rate)",
       "one_head.py::test_what_dropout_keeps_is_divided_in_the_dtype_of_the_arithmetic_whatever_that_of_the_rate")
 plant("counts that wrap", "jattn/_errors.py", "np.clip(held, -MOST, MOST).astype(np.int32)", "held.astype(np.int32)",
       "masks.py::test_a_count_or_a_number_of_a_row_beyond_int32_is_the_last_one_and_does_not_wrap")

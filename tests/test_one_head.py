@@ -69,6 +69,19 @@ def test_a_rate_in_16_bits_drops_what_the_same_rate_in_32_bits_does():
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.usefixtures("x64")
+def test_dropout_drops_the_same_pairs_in_every_dtype():
+    def kept(dtype, rate):
+        x, eye = jnp.zeros((64, 1), dtype), jnp.eye(64, dtype=dtype)
+        return jattn.attention(x, x, eye, dropout_rate=rate, dropout_key=jax.random.key(0)) > 0
+
+    with jax.enable_x64(False):
+        want = kept("float32", 0.3)
+    for dtype in ("float64", "float32", "bfloat16", "float16"):
+        for rate in (0.3, np.float32(0.3), np.float64(0.3)):
+            np.testing.assert_array_equal(kept(dtype, rate), want)
+
+
 @pytest.mark.parametrize(("rate", "wide"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float64")])
 def test_what_dropout_keeps_is_divided_in_the_dtype_of_the_arithmetic_whatever_that_of_the_rate(rate, wide):
     with jax.enable_x64(True):

@@ -90,8 +90,7 @@ def dropout(
     if key is None:
         must = f"{key_name} must be given where {name} is not 0"
         _errors.fail(ValueError, caller, must, _key_remedy(key_name), **{key_name: "None"})
-    # In 16 bits the draws would be as coarse as the rate, and kernels draw in float32.
-    return one_key(caller, key, key_name), rate.astype(jnp.float32) if rate.dtype.itemsize < 4 else rate
+    return one_key(caller, key, key_name), rate
 
 
 def drops(rate: Any) -> bool:

@@ -79,11 +79,8 @@ def mask_leaf(x: Any) -> Any:
 
 
 def _dropout(key: jax.Array, rate: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Key and rate of dropout as constants. A Python float, with jax_enable_x64 a float64, takes the dtype of the
-    arithmetic: in float32 the draws are then those without jax_enable_x64, and those that kernels make."""
-    if jax.typeof(rate).weak_type and rate.dtype.itemsize > np.dtype(dtype).itemsize:
-        rate = rate.astype(dtype)
-    return jax.lax.stop_gradient(key), jax.lax.stop_gradient(rate)
+    """Key and rate of dropout as constants, the rate in the dtype of the arithmetic, in which the engine divides."""
+    return jax.lax.stop_gradient(key), jax.lax.stop_gradient(rate).astype(dtype)
 
 
 def _as_constant(x: jax.Array) -> jax.Array:

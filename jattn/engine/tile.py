@@ -269,22 +269,22 @@ def dropout_factors(plan: Plan, tile: Tile, *, transposed: bool = False) -> jax.
         return None
     key, rate = tile.dropout
     kept = key if key.dtype == jnp.bool_ else kept_pairs(plan, tile, key, rate, transposed=transposed)
-    # The wider of the two: the division is not rounded to a rate of fewer bits.
-    rate = rate.astype(max(rate.dtype, jnp.dtype(plan.dtype), key=lambda dtype: dtype.itemsize))
-    return jnp.where(kept, 1 / (1 - rate), 0).astype(plan.dtype)
+    return jnp.where(kept, 1 / (1 - rate), 0)
 
 
 def kept_pairs(plan: Plan, tile: Tile, key: jax.Array, rate: jax.Array, *, transposed: bool) -> jax.Array:
     """Which pairs of a tile dropout keeps.
 
-    That depends on the key and on the two row numbers of a pair alone, never on the tiles: it is drawn in cells of
-    16 × 16 pairs, each from the key folded with the place of the cell. `kernels.threefry` draws the same.
+    That depends on the key and on the two row numbers of a pair alone, never on the tiles nor on a dtype: it is drawn
+    in float32, in cells of 16 × 16 pairs, each from the key folded with the place of the cell. `kernels.threefry` draws
+    the same.
     """
     down, across = (-(-n // DROPOUT_CELL) for n in (plan.q_tile, plan.k_tile))
+    share = 1 - rate.astype(jnp.float32)
 
     def cell(a: jax.Array, b: jax.Array) -> jax.Array:
         here = jax.random.fold_in(jax.random.fold_in(key, a), b)
-        return jax.random.bernoulli(here, 1 - rate, (DROPOUT_CELL, DROPOUT_CELL))
+        return jax.random.bernoulli(here, share, (DROPOUT_CELL, DROPOUT_CELL))
 
     a, b = (
         axis.numbers.ravel()[0] // DROPOUT_CELL + jnp.arange(n, dtype=jnp.int32)

@@ -231,13 +231,11 @@ def of_gpu_schedule(plan: Plan, x: Operands, levels: BatchLevels, kernel: str = 
 
 def of_options(plan: Plan, x: Operands) -> str | None:
     if x.dropout is not None:
-        key, rate = x.dropout
+        key, _ = x.dropout
         config: Any = jax.config
         threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
         if key.dtype != threefry or not config.jax_threefry_partitionable:
             return "the kernel draws dropout as keys of threefry2x32 do, with jax_threefry_partitionable, and no others"
-        if np.dtype(rate.dtype) != np.float32:
-            return f"the kernel draws dropout in float32, and dropout_rate is {np.dtype(rate.dtype)}"
     kernel = kernel_plan(plan, x, FORWARD)
     score = kernel.score if isinstance(kernel.score, SeparatedScore) else None
     if isinstance(plan.score, ScalarScore) and (score is None or (plan.platform == "tpu" and score.tables)):
