@@ -137,7 +137,8 @@ def steps(
         _errors.fail(TypeError, "reference", "mask must be booleans", remedy, mask=f"of type {type(mask).__name__}")
     if mask is not None:
         mask = jnp.asarray(mask)
-        _errors.kind("reference", "mask", mask, jnp.bool_, "True allows a pair. An additive mask is a bias.")
+        remedy = "True allows a pair: of zeros and ones make mask != 0. An additive mask is a bias."
+        _errors.kind("reference", "mask", mask, jnp.bool_, remedy)
     T, S, D = *q.shape[:1], *k.shape
     dtype = _errors.wide(q, k, v)
     allowed = jnp.ones((T, S), bool) if mask is None else jnp.broadcast_to(mask, (T, S))

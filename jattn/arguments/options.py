@@ -216,7 +216,8 @@ def booleans(caller: str, name: str, x: Any) -> jax.Array:
         must = f"{name} must be a mask or an array of booleans"
         _errors.fail(TypeError, caller, must, remedy, **{name: f"of type {type(x).__name__}"})
     x = _errors.array(caller, name, x)
-    _errors.kind(caller, name, x, jnp.bool_, "True allows a pair. An additive mask is a bias: pass it as bias.")
+    remedy = f"True allows a pair: of zeros and ones make {name} != 0. An additive mask is a bias: pass it as bias."
+    _errors.kind(caller, name, x, jnp.bool_, remedy)
     return x
 
 

@@ -286,7 +286,8 @@ def dense(array: Bool[ArrayLike, "T S"] | Sequence[Sequence[bool]]) -> Mask:
       #·##
     """
     x = _errors.array("dense", "array", array)
-    _errors.kind("dense", "array", x, jnp.bool_, "True allows a pair. An additive mask is a bias: attention(bias=...).")
+    remedy = "True allows a pair: of zeros and ones make array != 0. An additive mask is a bias: attention(bias=...)."
+    _errors.kind("dense", "array", x, jnp.bool_, remedy)
     _errors.rank("dense", 2, "[T, S]", "Map over a batch or heads with jax.vmap.", array=x)
     return Dense(x)
 
