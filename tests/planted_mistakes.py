@@ -457,6 +457,10 @@ ONCE = "sharding_programs.py::test_what_is_one_for_all_examples_has_its_gradient
 AXES = "batching.py::test_some_operands_are_mapped_over_any_axis_and_the_others_shared"
 plant("a sum over examples of which one is taken", VMAP, "return [wide(y).sum(0) for", "return [wide(y)[0] for",
       "transforms.py::test_nested_maps_with_heads_that_share_their_keys")
+plant("a group of one example with an axis", VMAP, "alone = self.group == 1", "alone = False",
+      "memory.py::test_heads_are_read_where_they_lie_one_after_the_other[grad-1-by_heads-0-0]")
+plant("the axis of one example kept", VMAP, "if size == 1 and", "if size == -1 and",
+      "memory.py::test_heads_are_read_where_they_lie_one_after_the_other[jvp-0-under_the_signature_of_jax_nn-1-3]")
 plant("a sum over groups of examples in half precision", VMAP, "return y.astype(jnp.float32) if is_half(y) else y",
       "return y", "one_head.py::test_a_sum_over_many_examples_in_half_precision_is_rounded_once")
 CAPTURED = "one_head.py::test_the_gradient_of_what_a_score_captures_in_half_precision_is_summed_in_float32"
@@ -468,8 +472,8 @@ plant("a mask that is differentiated", ATTEND, "else jax.lax.stop_gradient(x)", 
       "one_head.py::test_a_mask_may_be_made_of_what_is_differentiated")
 plant("a rate of dropout without a derivative", ATTEND, "return jax.lax.stop_gradient(x) / x", "return x / x",
       "one_head.py::test_the_derivative_of_a_rate_of_dropout_is_that_of_the_division")
-plant("sums of the groups, the last alone", VMAP, "return [a + b for a, b in zip(total, more, strict=True)], ys",
-      "return more, ys", AXES)
+plant("sums of the groups, the last alone", VMAP, "return [a + b for a, b in zip(total, more, strict=True)], [y",
+      "return more, [y", AXES)
 plant("another axis mapped than was asked", VMAP, "jnp.moveaxis(x, d, 0) if d", "jnp.moveaxis(x, 0, d) if d",
       AXES)
 plant("the first examples again for those that are left over", VMAP, "[x[-rest:] for x in examples]",

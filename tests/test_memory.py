@@ -220,6 +220,35 @@ def test_what_a_mask_may_hide_is_looked_for_without_a_copy_of_the_operands():
     assert held < 4 * T * D * 4
 
 
+def by_heads(*x):
+    return jax.vmap(lambda *x: jattn.attention(*x, mask=masks.causal()))(*x)
+
+
+def under_the_signature_of_jax_nn(q, k, v):
+    return jattn.dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="there heads are attended one after the other")
+@pytest.mark.parametrize(("f", "axis", "copies"), [(by_heads, 0, 0), (under_the_signature_of_jax_nn, 1, 3)])
+@pytest.mark.parametrize(("which", "own"), [("grad", 1), ("jvp", 0)])
+def test_heads_are_read_where_they_lie_one_after_the_other(f, axis, copies, which, own):
+    """What more heads hold, in arrays like q: the gradient the output; where heads lie inside, one for q, k and v."""
+    T, D, heads = 512, 64, (8, 16)
+
+    def held(n):
+        shape = [T, D]
+        shape.insert(axis, n)
+        x = [jax.ShapeDtypeStruct(shape, jnp.float32)] * 3
+        derivative = {
+            "grad": jax.grad(lambda *x: jnp.sin(f(*x)).sum(), (0, 1, 2)),
+            "jvp": lambda *x: jax.jvp(f, x, x),
+        }[which]
+        return jax.jit(derivative).lower(*x).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = map(held, heads)
+    assert (many - few) / ((heads[1] - heads[0]) * T * D * 4) < own + copies + 0.5
+
+
 @pytest.mark.structure
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="without a loop it is on a CPU")
 @pytest.mark.parametrize("which", ["value", "gradient", "jvp"])

@@ -276,16 +276,19 @@ class Vmapped(BatchedFunction):
         total: list[jax.Array] = []
         stacked: list[jax.Array] = []
         if groups != 1:
-            grouped = [x[: groups * self.group].reshape(groups, self.group, *x.shape[1:]) for x in examples]
+            # Of one example a group has no axis: for one of length 1, XLA copies every operand before the loop.
+            alone = self.group == 1
+            shape = (groups,) if alone else (groups, self.group)
+            grouped = [x[: groups * self.group].reshape(*shape, *x.shape[1:]) for x in examples]
 
             def step(total: Leaves, group: Leaves) -> tuple[list[jax.Array], list[jax.Array]]:
-                more, ys = add_up(run_group(group))
-                return [a + b for a, b in zip(total, more, strict=True)], ys
+                more, ys = add_up([y[None] for y in run_one(*group)] if alone else run_group(group))
+                return [a + b for a, b in zip(total, more, strict=True)], [y[0] for y in ys] if alone else ys
 
             parts = [] if types is None else self._output_types_of_one(self._before_sums, list(map(_type_of, xs)))
             zeros = [wide(jnp.zeros(y.shape, y.dtype)) for y, s in zip(parts, self.summed, strict=False) if s]
             total, ys = jax.lax.scan(step, zeros, grouped)
-            stacked = [y.reshape(groups * self.group, *y.shape[2:]) for y in ys]
+            stacked = [y.reshape(groups * self.group, *y.shape[len(shape) :]) for y in ys]
         else:
             total, stacked = add_up(run_group([x[: self.group] for x in examples]))
         if rest:
@@ -301,9 +304,13 @@ class Vmapped(BatchedFunction):
 
 def batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: BatchedFunction) -> tuple[list[Any], list[int]]:
     operands, mapped, size = examples_first(operands, dims)
-    out = abstract(
-        *(example_type(jax.typeof(x)) if m else jax.typeof(x) for x, m in zip(operands, mapped, strict=True)), fun=fun
-    )
+    types = [jax.typeof(x) for x in operands]
+    if size == 1 and not any(m and x.sharding.spec[0] for x, m in zip(types, mapped, strict=True)):
+        # Of one example the axis says nothing, and in a loop over others XLA would copy every operand for it.
+        alone = [jax.lax.squeeze(x, (0,)) if m else x for x, m in zip(operands, mapped, strict=True)]
+        ys = batched_call(fun, *alone)
+        return [jnp.expand_dims(y, 0) for y in ys], [0] * len(ys)
+    out = abstract(*(example_type(x) if m else x for x, m in zip(types, mapped, strict=True)), fun=fun)
     if size == 0:
         return [jnp.zeros((0, *y.shape), y.dtype) for y in out], [0] * len(out)
     inside = frozenset(i for i, d in enumerate(dims) if d)
