@@ -290,15 +290,14 @@ def weights_of(
     if rows is None:
         rows = jnp.arange(T, dtype=jnp.int32)
     else:
-        found = arguments.row_numbers(caller, rows)
-        arguments.known_rows(caller, found, T, q=q)
-        found = found.astype(jnp.int32)  # a narrow one may not hold T
-        rows = jnp.where(found < 0, found + T, found)
+        rows = arguments.row_numbers(caller, rows)
+        arguments.known_rows(caller, rows, T, q=q)
+        rows = rows.astype(jnp.int32)  # a narrow one may not hold T
     if rows.shape[0] == 0:  # of no query, and where there is none
         return jnp.zeros((0, S), _errors.wide(q, k, lse))
     dtype = _errors.wide(q, k, lse)  # as the values that were attended may be wider than q and k
     weights = _in_one_program(_weights, options, dtype, q.astype(dtype), k, lse.astype(dtype), rows)
-    return weights if _errors.known(rows) else nan_where(((rows < 0) | (rows >= T))[:, None], weights)
+    return weights if _errors.known(rows) else nan_where(((rows < -T) | (rows >= T))[:, None], weights)
 
 
 def _in_one_program(f: Callable[..., R], options: dict[str, Any], dtype: Any, *xs: jax.Array) -> R:
@@ -326,6 +325,7 @@ def _steps(options: dict[str, Any], q: jax.Array, k: jax.Array, v: jax.Array) ->
 
 def _weights(options: dict[str, Any], q: jax.Array, k: jax.Array, lse: jax.Array, rows: jax.Array) -> jax.Array:
     full = arguments.dense(q.shape[0], k.shape[0], {**options, "mask": None})
+    rows = jnp.where(rows < 0, rows + q.shape[0], rows)
 
     def one(r: jax.Array) -> jax.Array:
         here = {**full, "mask": None, "sink": None, "q_positions": full["q_positions"][r][None]}

@@ -576,6 +576,7 @@ GUARDED = {
         q, q, q, mask=masks.lengths(k=7), score=lambda a, t, s: jnp.where(t > s, a, 2 * a), scale=0.3
     ),
     "weights": lambda q: jattn.weights_of(q, q, jattn.attention(q, q, q, return_lse=True)[1]),
+    "rows": lambda q: jattn.weights_of(q, q, jattn.attention(q, q, q, return_lse=True)[1], jnp.arange(2)),
     "statistics": lambda q: jattn.statistics(q, q),
     "top keys": lambda q: jattn.top_keys(q, q, 2),
     "softmax": lambda q: jattn.log_softmax(jattn.softmax(q)),
@@ -607,7 +608,6 @@ def test_an_eager_call_moves_nothing_unasked():
 READS = {
     "dropout": lambda q: jattn.attention(q, q, q, dropout_rate=jnp.float32(0.1), dropout_key=KEY),
     "soft cap": lambda q: jattn.attention(q, q, q, score=scores.soft_cap(jnp.float32(3))),
-    "rows": lambda q: jattn.weights_of(q, q, q[:, 0], rows=jnp.arange(2)),
     "rotary": lambda q: jattn.positions.rotary(q, jnp.arange(q.shape[0]), width=4, base=jnp.float32(100)),
     "ring": lambda q: jattn.cache.attention(q[None, None, :2], through_ring(q)),
 }
