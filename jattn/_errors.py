@@ -66,6 +66,16 @@ def array(caller: str, name: str, x: Any) -> jax.Array:
         fail(TypeError, caller, f"{name} must be an array of numbers in one shape", "Pass a jax or NumPy array.", **got)
 
 
+def leaves(caller: str, name: str, tree: Any, how: str) -> None:
+    """Refuses a pytree, of what the loss of a run takes, with a leaf that is no array."""
+    for x in jax.tree.leaves(tree):
+        try:
+            jax.eval_shape(lambda x: x, x)
+        except TypeError:
+            remedy, got = f"Let the loss hold what is no array: {how}.", f"of type {type(x).__name__}"
+            fail(TypeError, caller, f"{name} must hold arrays", remedy, **{f"{name} with a leaf": got})
+
+
 def whole_numbers(caller: str, name: str, x: Any, remedy: str) -> jax.Array:
     """Integers that count, as int32. What that does not hold, or not its opposite, is clipped: it would wrap."""
     if _on_host(x):

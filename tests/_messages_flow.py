@@ -130,6 +130,7 @@ def traced(call):
 
 
 KEYS = ones(17, 5)
+PARTITION = "Let the loss hold what is no array: params, rest = equinox.partition(model, equinox.is_array)."
 READ = "Write read(params, *data) -> (q [D], k [S, D]) or (q, k, v [S, Dv])."
 ARRAY = "Pass a jax or NumPy array."
 # Runs are made where they are asked for: every worker of the tests reads this table.
@@ -154,7 +155,9 @@ def path():
 
 
 FLOW = [
-    (ran(params={"q": "river"}), TypeError, f"run: params must be an array of numbers in one shape, got params of type str. {ARRAY}"),
+    (ran(params={"q": "river"}), TypeError, f"run: params must hold arrays, got params with a leaf of type str. {PARTITION}"),
+    (ran(params={"w": np.ones(2, np.float32), "activation": jax.nn.relu}), TypeError, f"run: params must hold arrays, got params with a leaf of type custom_jvp. {PARTITION}"),
+    (ran(state=optax.adam(0.1).init(np.ones(2, np.float32))), ValueError, "run: state must be one of optimizer, got state of another structure. Pass that of a run of this optimizer and of params like these, or leave it out."),
     (ran(params=ones(2, dtype=np.int32)), TypeError, "run: params must be floating point, got params int32[2]. Convert it first: params.astype(jax.numpy.float32)."),
     (ran(params={}), ValueError, "run: params must hold at least one array, got params of type dict. Pass what the loss is to be differentiated by."),
     (ran(optimizer=0.1), TypeError, "run: optimizer must be one of optax, got optimizer of type float. Pass for example optax.sgd(0.1)."),
@@ -198,6 +201,9 @@ FLOW = [
     (lambda: flow.loss_of(lambda q: (1.0, q), OBJECTIVE)(ones(2, 2)), ValueError, f"loss_of: q of read must have the axes [D], got q of read []. {READ}"),
     (lambda: flow.loss_of(lambda q: (q, "key"), OBJECTIVE)(ones(2)), TypeError, f"loss_of: k of read must be an array of numbers in one shape, got k of read of type str. {ARRAY}"),
     (lambda: flow.loss_of(lambda q: (q, q), OBJECTIVE)(ones(2)), ValueError, f"loss_of: k of read must have the axes [S, D], got k of read [2]. {READ}"),
+    (lambda: flow.loss_of(lambda q: (q, KEYS, q), OBJECTIVE)(ones(5)), ValueError, f"loss_of: v of read must have the axes [S, Dv], got v of read [5]. {READ}"),
+    (lambda: flow.loss_of(lambda q: (q, KEYS), OBJECTIVE)(ones(2)), ValueError, "loss_of: q [T, D] and k [S, D] must agree in D, got q [1, 2] and k [17, 5]. Project one of them to the width of the other."),
+    (lambda: flow.measure_row(KEYS, KEYS, KEYS, KEYS, 0, bias=ones(3)), ValueError, "measure_row: bias must broadcast to [T, S], got bias [3]. Give each axis its full length or 1: [T, S] is [17, 17] here."),
     (ran(data=ones(1)), TypeError, "run: data must be a tuple, got data of type ndarray. Give what the loss takes after the parameters, one alone as data=(x,)."),
     (ran(data=(ones(1), "bank")), TypeError, "run: data must hold arrays, got data with a leaf of type str. Let the loss hold what is no array: lambda params, *arrays: loss(params, *arrays, name)."),
     (lambda: flow.log_steps(10, per_decade=0), ValueError, "log_steps: per_decade must be at least 1, got per_decade 0. Pass a Python int of at least 1."),

@@ -87,6 +87,15 @@ def test_a_row_is_measured_without_what_it_does_not_attend(bad):
     assert_same(row(q, k, v, dout), want)
 
 
+@pytest.mark.parametrize("sink", [None, 0.5])
+def test_of_no_keys_nothing_is_attended_and_nothing_pulls(sink):
+    q, k, v = normal(2, 5), normal(0, 5), normal(0, 3)
+    found = flow.measure_row(q, k, v, normal(2, 3), 1, sink=sink)
+    assert [x.shape for x in (found.k, found.weights, found.pulls)] == [(0, 5), (0,), (0, 5)]
+    assert found.entropy == 0
+    assert not found.dq.any()
+
+
 def test_the_pulls_of_a_saturated_row_keep_their_tail():
     q, k, v = np.array([[40.0, 0]]), np.array([[1.0, 0], [0, 1], [0.5, 1]]), np.array([[1.0], [0.3], [-0.7]])
     p = np.exp(q @ k.T - 40)[0] / np.exp(q @ k.T - 40).sum()

@@ -68,9 +68,9 @@ def steps_of(
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
-    mask: Mask | ArrayLike | None,
-    bias: ArrayLike | None,
-    scale: Numeric | None,
+    mask: Mask | ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    scale: Numeric | None = None,
 ) -> Steps:
     """`attention_steps`, for functions that errors are to name in its place."""
     scores, scaled, _, out = every_step(caller, q, k, v, mask, bias=bias, scale=scale)

@@ -12,7 +12,7 @@ from jattn import _errors
 from jattn._numerics import match_varying_trees, max_or_nan, promoted
 from jattn._types import Array, Float
 from jattn._values import pytree
-from jattn.flow._closed import Objective, attention_steps
+from jattn.flow._closed import Objective, steps_of
 from jattn.flow._margins import max_margin
 from jattn.flow._paths import Data, Now, Observe, Track, Trajectory, Tree
 from jattn.flow._pulls import pulls
@@ -100,7 +100,7 @@ def loss_of(read: Read, objective: Objective) -> Callable[..., jax.Array]:
 
     def loss(params: Tree, *data: Any) -> jax.Array:
         q, k, v = _read("loss_of", read, params, data)
-        return objective(attention_steps(q[None], k, v))
+        return objective(steps_of("loss_of", q[None], k, v))
 
     return loss
 
@@ -150,10 +150,10 @@ def watch(read: Read, objective: Objective, target: jax.Array | int, *, conserve
         q, k, v = match_varying_trees(q, k, v)
 
         def by_parts(q: jax.Array, k: jax.Array) -> jax.Array:
-            return objective(attention_steps(q[None], k, v))
+            return objective(steps_of("watch", q[None], k, v))
 
         loss, (dq, dk) = jax.value_and_grad(by_parts, (0, 1))(q, k)
-        steps = attention_steps(q[None], k, v)
+        steps = steps_of("watch", q[None], k, v)
         p, scale = steps.weights[0], k.shape[1] ** -0.5
         more, steps = match_varying_trees(jnp.zeros((), steps.scaled.dtype), steps)
 
@@ -371,4 +371,6 @@ def _read(caller: str, read: Read, params: Tree, data: Data) -> tuple[jax.Array,
     q, k, *v = (_errors.array(caller, name, x) for name, x in zip(names, made, strict=False))
     _errors.rank(caller, 1, "[D]", _READ, **{"q of read": q})
     _errors.rank(caller, 2, "[S, D]", _READ, **{"k of read": k})
+    if v:
+        _errors.rank(caller, 2, "[S, Dv]", _READ, **{"v of read": v[0]})
     return q, k, v[0] if v else k

@@ -105,7 +105,12 @@ class RunRule:
 
     def begin(self, caller: str, params: Tree, state: Tree, data: Data) -> RunState:
         with jax.numpy_dtype_promotion("standard"):  # optax's own arithmetic mixes floats and counts
-            state = self.optimizer.init(params) if state is None else state
+            init = self.optimizer.init
+            if state is None:
+                state = init(params)
+            elif jax.tree.structure(state) != jax.tree.structure(jax.eval_shape(init, params)):
+                remedy = "Pass that of a run of this optimizer and of params like these, or leave it out."
+                _errors.fail(ValueError, caller, "state must be one of optimizer", remedy, state="of another structure")
         state, updates = self._widened(caller, params, state, data)
         sums = None if self.track is None else jax.tree.map(jnp.zeros_like, jax.eval_shape(self.track, updates))
         broke = jnp.where(finite(params), jnp.int32(-1), jnp.int32(0))
@@ -341,13 +346,8 @@ def check_functions(caller: str, loss: Loss, observe: Observe | None, params: Tr
         got = {"data": f"of type {type(data).__name__}"}
         remedy = "Give what the loss takes after the parameters, one alone as data=(x,)."
         _errors.fail(TypeError, caller, "data must be a tuple", remedy, **got)
-    for x in jax.tree.leaves(data):
-        try:
-            jax.eval_shape(lambda x: x, x)
-        except TypeError:
-            remedy = "Let the loss hold what is no array: lambda params, *arrays: loss(params, *arrays, name)."
-            of_type = f"of type {type(x).__name__}"
-            _errors.fail(TypeError, caller, "data must hold arrays", remedy, **{"data with a leaf": of_type})
+    _errors.leaves(caller, "data", data, "lambda params, *arrays: loss(params, *arrays, name)")
+    _errors.leaves(caller, "params", params, "params, rest = equinox.partition(model, equinox.is_array)")
     params = jax.tree.map(lambda x: _errors.array(caller, "params", x), params)
     if not jax.tree.leaves(params):
         must, remedy = "params must hold at least one array", "Pass what the loss is to be differentiated by."

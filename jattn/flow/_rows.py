@@ -1,6 +1,6 @@
 """One query of any attention: what a recorder keeps of it."""
 
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jattn._types import (
     ScoreModifier,
     Values,
 )
-from jattn.arguments.options import qkv
+from jattn.arguments.options import one_head, qkv
 from jattn.masks import Mask
 from jattn.one_head import attention, weights_of
 from jattn.per_query import statistics
@@ -59,7 +59,11 @@ def measure_row(
     *,
     sink: Numeric | None = None,
     scale: Numeric | None = None,
-    **options: Unpack[MeasuredRowOptions],
+    mask: Mask | BoolOfPairs | None = None,
+    score: ScoreModifier | None = None,
+    bias: FloatOfPairs | None = None,
+    q_positions: Integer[ArrayLike, " T"] | None = None,
+    k_positions: Integer[ArrayLike, " S"] | None = None,
 ) -> MeasuredRow:
     """What is measured of one query of a head in a model: its weights, their entropy, and the pull of each key.
 
@@ -71,7 +75,7 @@ def measure_row(
       q: [T, D]. k: [S, D]. v: [S, Dv], as the attention of the model takes them.
       dout: [T, Dv], dL/dout of whatever loss: jax.grad of what the model makes of the output of its attention.
       row: the number of the query, from 0 to T − 1, possibly traced.
-      sink, scale: as in `attention`; **options: mask, score, bias, q_positions and k_positions, likewise.
+      sink, scale, mask, score, bias, q_positions, k_positions: as in `attention`.
 
     Returns:
       MeasuredRow(q [D], k [S, D], weights [S], max_logit, entropy, pulls [S, D], dq [D]). A key that may not be
@@ -101,6 +105,10 @@ def measure_row(
     if dout.shape != (q.shape[0], v.shape[1]):
         remedy = "Pass dL/dout of every query, as jax.grad gives it."
         _errors.fail(ValueError, caller, "dout must have the shape [T, Dv]", remedy, q=q, v=v, dout=dout)
+    one_head(caller, q, k, v, mask, score, bias, sink, scale, q_positions, k_positions)
+    options: MeasuredRowOptions = {
+        "mask": mask, "score": score, "bias": bias, "q_positions": q_positions, "k_positions": k_positions,
+    }  # fmt: skip
     scale = q.shape[1] ** -0.5 if scale is None else scale
     found = statistics(q, k, sink=sink, scale=scale, **options)
 
@@ -116,9 +124,11 @@ def measure_row(
     # What is not attended pulls with 0, whatever its key and value hold.
     k_there, v_there = (jnp.where((w == 0)[:, None], 0, x) for x in (k, v))
     a = (v_there @ dout[row].astype(v.dtype)).astype(w.dtype)
-    top = jnp.argmax(w)
-    ahead = a - a[top]  # measured from the largest weight, whose share would cancel the tail of a saturated row
-    mean = w @ ahead - found.sink_weight[row] * a[top]
+    # Measured from the largest weight, whose share would cancel the tail of a saturated row; the sink's value is 0.
+    heaviest = jnp.argmax(jnp.append(w, found.sink_weight[row].astype(w.dtype)))
+    top = jnp.append(a, jnp.zeros((), a.dtype))[heaviest]
+    ahead = a - top
+    mean = w @ ahead - found.sink_weight[row] * top
     pulled = (slope * (mean - ahead))[:, None] * k_there.astype(w.dtype)
     alone = jnp.zeros_like(dout).at[row].set(dout[row])
     out, pull_back = jax.vjp(lambda q: attention(q, k, v, sink=sink, scale=scale, **options), q)
