@@ -836,7 +836,7 @@ plant("a balance that is a sum", "jattn/flow/_measures.py", "= a.T @ a - b.T @ b
       "flow.py::test_gradient_descent_moves_the_balance_exactly_as_predicted_and_others_do_not")
 plant("layers multiplied from the last", "jattn/flow/_measures.py", "((1 - r) * A + r * eye) @ reached",
       "reached @ ((1 - r) * A + r * eye)", "flow.py::test_rollout_multiplies_the_layers")
-plant("a recorded pull that lost its tail", "jattn/flow/_rows.py", "ahead = a - a[top]", "ahead = a",
+plant("a recorded pull that lost its tail", "jattn/flow/_rows.py", "ahead = a - top", "ahead = a",
       "recorder.py::test_the_pulls_of_a_saturated_row_keep_their_tail")
 plant("a record overwritten while it is counted", "jattn/flow/_recorder.py", "if file.seek(0, os.SEEK_END) > len(",
       "if False and len(", "recorder.py::test_whatever_is_written_when_it_dies_what_was_there_stays[resuming]")
@@ -957,7 +957,7 @@ plant("a number of an arc in another row", "jattn/figures/_weights.py",
 plant("a long title cut", "jattn/figures/_canvas.py", "wrap=not is_math_text(title)", "wrap=False",
       "figures.py::test_a_long_title_is_broken_into_lines_and_not_cut[weights]")
 plant("a field of which places are sorted and arrows are not", "jattn/figures/_plane.py",
-      "    apart = min([float(abs(np.diff(z))", "    y = np.sort(y)\n    apart = min([float(abs(np.diff(z))",
+      "    apart = min((float(d) for", "    y = np.sort(y)\n    apart = min((float(d) for",
       "figures.py::test_a_field_points_the_same_way_in_whatever_order_its_places_are_given")
 plant("a trajectory whose steps are counted anew", "jattn/_picture_inputs.py", 'seen | {"steps": held["at"]}', "seen",
       "figures.py::test_a_trajectory_is_drawn_at_its_own_steps")

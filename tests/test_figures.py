@@ -226,6 +226,19 @@ def test_blocks_lie_on_their_tokens_and_what_is_empty_is_hatched():
     assert len(file.getvalue()) < 400_000
 
 
+def test_arrows_of_a_field_are_as_long_as_its_places_are_apart_in_any_order_and_twice_at_one_place():
+    x, y, u = np.array([0.0, 3.0, 1.0, 1.0]), np.array([0.0, 5.0]), np.full((2, 4), 2.0)
+    (ax,) = figures.path(POINTS, KEYS, WORDS, field=(x, y, u, 0 * u)).axes
+    (quiver,) = (c for c in ax.collections if isinstance(c, Quiver))
+    assert quiver.scale == 2.0  # the least distance is 1
+
+
+def test_a_run_without_keys_is_drawn():
+    run = {"q": POINTS, "k": np.zeros((0, 2)), "weights": np.zeros((3, 0)), "loss": [3, 2, 1]}
+    titles = [ax.get_title() for ax in figures.training(run, []).axes]
+    assert titles[:3] == ["weights", "q", "loss"]
+
+
 def test_the_field_the_hull_and_moving_keys_are_drawn_as_given():
     x, y = np.linspace(0, 3, 4), np.linspace(0, 2, 3)
     u, v = np.meshgrid(x, y)
@@ -461,6 +474,14 @@ REFUSED = [
             (
                 lambda: figures.path(POINTS, RAGGED, WORDS),
                 r"^path: keys must be an array of numbers \[S, 2\], got keys",
+            ),
+            (
+                lambda: figures.weights(WEIGHTS, ROWS, WORDS, ax=Figure().subplots(1, 2)),
+                "^weights: ax must be axes of matplotlib, got ax of type ndarray. Pass one of those that Figure.sub",
+            ),
+            (
+                lambda: figures.save(Figure().subplots(), "never"),
+                "^save: figure must be a figure of matplotlib, got figure of type Axes. Pass .* or ax.figure.",
             ),
             (
                 lambda: figures.path(POINTS, KEYS, WORDS, rays=[1]),

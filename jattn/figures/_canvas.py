@@ -180,10 +180,13 @@ class _Ours(Figure):
     """A figure that was made here, and not given."""
 
 
-def axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """The caller's axes and their figure, or a new one of a size in inches."""
+def axes(caller: str, ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """The axes that a caller was given and their figure, or a new one of a size in inches."""
     if ax is None:
         ax = _Ours(figsize=size, layout="constrained").add_subplot()
+    if not isinstance(ax, Axes):
+        remedy = "Pass one of those that Figure.subplots makes."
+        _errors.fail(TypeError, caller, "ax must be axes of matplotlib", remedy, ax=f"of type {type(ax).__name__}")
     figure = ax.get_figure(root=True)
     assert figure is not None
     return figure, ax
@@ -197,7 +200,7 @@ def panels(
         if n != 1 or figure is not None:
             remedy = "Give figure for several panels."
             _errors.fail(ValueError, caller, "ax must be given for one panel and without figure", remedy, panels=str(n))
-        return axes(ax, size)[0], np.array([ax])
+        return axes(caller, ax, size)[0], np.array([ax])
     if figure is not None:  # as many as stay readable
         across = max(1, min(across, int(figure.bbox.width / figure.dpi / (0.6 * size[0]))))
     across = min(max(n, 1), across)

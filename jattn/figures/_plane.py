@@ -95,7 +95,7 @@ def path(
     pulls = (
         np.zeros_like(k) if arrows is None else _picture_inputs.numbers(caller, "arrows", arrows, (len(k), 2), "[S, 2]")
     )
-    figure, ax = _canvas.axes(ax, (7.0, 4.5))
+    figure, ax = _canvas.axes("path", ax, (7.0, 4.5))
     inks = [_canvas.colour(s) for s in range(len(k))]
     ax.set_aspect("equal", adjustable="box")
     around = np.concatenate([q, ways.reshape(-1, 2), q[:1] + pulls, np.zeros((1, 2))])
@@ -133,7 +133,7 @@ def _heights(
     labels: Sequence[str], k: np.ndarray, box: tuple[float, float, float, float], ax: Axes
 ) -> list[float | None]:
     """How far above its dot each name stands, in points, so that no two lie on each other; None without a place."""
-    figure = _canvas.axes(ax, (1, 1))[0]
+    figure = _canvas.axes("path", ax, (1, 1))[0]
     wide, high = (float(n) * 72 / figure.dpi for n in ax.get_window_extent().size)
     scale = min(wide / max(box[1] - box[0], 1e-300), high / max(box[3] - box[2], 1e-300))
     taken: list[tuple[float, float, float]] = []  # centre, height, half a width
@@ -188,7 +188,7 @@ def _field(caller: str, ax: Axes, field: Field) -> None:
     _together(caller, "field", field, "(x, y, u, v)", 4)
     x, y = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (None,), "[n]") for i in (0, 1))
     u, v = (_picture_inputs.numbers(caller, f"field[{i}]", field[i], (len(y), len(x)), "[my, mx]") for i in (2, 3))
-    apart = min([float(abs(np.diff(z)).min()) for z in (x, y) if len(z) > 1], default=1.0)
+    apart = min((float(d) for z in (x, y) for d in np.diff(np.unique(z))), default=1.0)
     length = max(float(np.hypot(u, v).max(initial=0)), 1e-300) / apart
     look = {"color": "#8A3B00", "alpha": 0.75, "width": 0.003, "headwidth": 5, "zorder": 2, "pivot": "mid"}
     ax.quiver(x, y, u, v, angles="xy", scale_units="xy", scale=length, minlength=0.4, **look)  # type: ignore[arg-type]

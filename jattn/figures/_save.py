@@ -10,7 +10,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from PIL import Image
 
 from jattn import _errors, _picture_inputs
@@ -32,8 +32,8 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
       The paths written, in the order of `kinds`.
 
     Raises:
-      TypeError: the stem is no path. ValueError: matplotlib knows no such format. OSError: the folder cannot be
-        written to, or one of the files is a folder.
+      TypeError: the figure is none, or the stem is no path. ValueError: matplotlib knows no such format. OSError: the
+        folder cannot be written to, or one of the files is a folder.
 
     Memory: that of one picture.
 
@@ -47,6 +47,9 @@ def save(figure: Figure, stem: str | os.PathLike[str], kinds: Sequence[str] = ("
       ...     [path.name for path in figures.save(figure, folder + "/bank")]
       ['bank.png', 'bank.svg']
     """
+    if not isinstance(figure, FigureBase):
+        must, remedy = "figure must be a figure of matplotlib", "Pass what figures returned, or ax.figure."
+        _errors.fail(TypeError, "save", must, remedy, figure=f"of type {type(figure).__name__}")
     stem, kinds = _errors.path("save", "stem", stem), _picture_inputs.several("save", "kinds", kinds)
     known = figure.canvas.get_supported_filetypes()
     for kind in kinds:

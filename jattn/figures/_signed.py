@@ -57,7 +57,7 @@ def why(
     ends = x.sum(0) if total is None else _picture_inputs.numbers("why", "total", total, (D,), "[D]")
     x, labels = _canvas.strongest(x, labels)
     given = ax is not None
-    figure, ax = _canvas.axes(ax, (3.4 + 0.9 * min(D, 12) + _canvas.more_than(1.2, labels, 9), 4.0))
+    figure, ax = _canvas.axes("why", ax, (3.4 + 0.9 * min(D, 12) + _canvas.more_than(1.2, labels, 9), 4.0))
     unit = _canvas.extent(ax)[0] / max(D + 0.5, 1) if given else 0.9 * 72  # of one dimension, in points
     most = max(np.maximum(x, 0).sum(0).max(initial=0), -np.minimum(x, 0).sum(0).min(initial=0), 1e-300)
     largest = max(most, abs(ends).max(initial=0))

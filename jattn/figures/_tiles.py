@@ -54,7 +54,7 @@ def blocks(
     T, S = _errors.count("blocks", "T", T, least=1), _errors.count("blocks", "S", S, least=1)
     _picture_inputs.equal_blocks("blocks", x, T, S)
     given = ax is not None
-    figure, ax = _canvas.axes(ax, (6.4, 5.4))
+    figure, ax = _canvas.axes("blocks", ax, (6.4, 5.4))
     high, wide = (-(-tokens // n) for tokens, n in ((T, x.shape[0]), (S, x.shape[1])))
     box = (0.0, float(wide * x.shape[1]), float(high * x.shape[0]), 0.0)
     top = float(np.nanmax(x, initial=0)) or 1.0
@@ -143,7 +143,7 @@ def tiles(
             ValueError, "tiles", "the tiles must cover values", remedy, values=x, block_states=v, shape=str(shape)
         )
     given = ax is not None
-    figure, ax = _canvas.axes(ax, (6.4, 5.0))
+    figure, ax = _canvas.axes("tiles", ax, (6.4, 5.0))
     if x is not None:
         _draw_values(ax, x)
     _draw_states(ax, v, (high, wide), (T, S), over_values=x is not None)

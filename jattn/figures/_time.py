@@ -97,7 +97,7 @@ def training(
             axes.set_ylim(-0.02, 1.02)
         if len(lines) > 1 and len(lines) <= 9:
             _canvas.direct_labels(axes, [name for name, _ in lines], [y[-1] for _, y in lines], colours)
-        alone = "" if len(lines) > 1 or lines[0][0] == panel else f": {lines[0][0]}"
+        alone = f": {lines[0][0]}" if len(lines) == 1 and lines[0][0] != panel else ""
         called = _SHOWN.get(panel, _canvas.drawable(panel.replace("_", " ")))
         axes.set_title(called + alone, fontsize=_canvas.points(10))
         axes.set_xlabel("1 + step" if log else "step", fontsize=_canvas.points(8))

@@ -63,7 +63,7 @@ def weights(
     upright = max(map(len, columns), default=0) * 0.09 > wide
     whole = (1.4 + wide * x.shape[1] + 0.8 * entropy + _canvas.more_than(1.2, rows, 10),
              0.9 + high * len(x) + upright * _canvas.more_than(0.8, columns, 10))  # fmt: skip
-    figure, ax = _canvas.axes(ax, (min(whole[0], _LARGEST), min(whole[1], _LARGEST)) if crowd else whole)
+    figure, ax = _canvas.axes("weights", ax, (min(whole[0], _LARGEST), min(whole[1], _LARGEST)) if crowd else whole)
     usual = matplotlib.rcParams["font.size"]
     letters = usual
     if given:
@@ -141,7 +141,7 @@ def heads(weights: NumPyArrayLike, *, ax: Axes | None = None, title: str | None 
     for layer, head in np.ndindex(L, H):
         mosaic[layer * (T + gap) :, head * (S + gap) :][:T, :S] = x[layer, head]
     given = ax is not None
-    figure, ax = _canvas.axes(ax, (1.9 + 0.85 * H, 0.9 + 0.85 * L * T / max(S, 1)))
+    figure, ax = _canvas.axes("heads", ax, (1.9 + 0.85 * H, 0.9 + 0.85 * L * T / max(S, 1)))
     picture = ax.imshow(mosaic, cmap=_canvas.VIRIDIS, vmin=0, vmax=1, interpolation="nearest")
     letters = _canvas.points(8)
     across = [f"head {h}" for h in range(H)]
@@ -200,7 +200,7 @@ def arcs(
     columns = _canvas.names("arcs", "columns", columns, "S", x.shape[1])
     n, least = max(len(x), x.shape[1], 1), _errors.amount("arcs", "least", least)
     wide = 5.6 + _canvas.more_than(1.2, rows, 9) + _canvas.more_than(1.2, columns, 9)
-    figure, ax = _canvas.axes(ax, (wide, min(0.9 + 0.3 * n, _LARGEST)))
+    figure, ax = _canvas.axes("arcs", ax, (wide, min(0.9 + 0.3 * n, _LARGEST)))
     (across, down), usual = _canvas.extent(ax), matplotlib.rcParams["font.size"]
     letters = max(_canvas.LEAST, min(_canvas.points(9), down / n / 1.2))
     every = math.ceil(1.2 * letters * n / down)

@@ -105,10 +105,9 @@ class RunRule:
 
     def begin(self, caller: str, params: Tree, state: Tree, data: Data) -> RunState:
         with jax.numpy_dtype_promotion("standard"):  # optax's own arithmetic mixes floats and counts
-            init = self.optimizer.init
-            if state is None:
-                state = init(params)
-            elif jax.tree.structure(state) != jax.tree.structure(jax.eval_shape(init, params)):
+            state = self.optimizer.init(params) if state is None else state
+            structure: Any = jax.tree.structure(state)
+            if structure != jax.tree.structure(jax.eval_shape(self.optimizer.init, params)):
                 remedy = "Pass that of a run of this optimizer and of params like these, or leave it out."
                 _errors.fail(ValueError, caller, "state must be one of optimizer", remedy, state="of another structure")
         state, updates = self._widened(caller, params, state, data)
