@@ -61,6 +61,7 @@ def verdicts(r: dict) -> list[str]:
     large, small = ({run: float(np.mean(x)) for run, x in r["end"][rate].items()} for rate in ("large", "small"))
     most = {run: float(np.max(s[run]["max_logit"])) for run in ("unclipped", "clipped")}
     mega = {name: f"{x / 1e6:,.1f} MB" for name, x in r["bytes"].items()}
+    replaces = "Not true: that it replaces" if of["small_better"] else "Not refuted: that it replaces"
     early, late = min(r["first_over"]), max(r["first_over"])
     passed = f"τ = {tau:g} is passed at steps {early} to {late}"
     passed = passed if late < r["steps"] else f"not every seed passes τ = {tau:g}"
@@ -81,11 +82,11 @@ def verdicts(r: dict) -> list[str]:
         f"{passed}. Nothing overflows: an update of one size cannot, and it stops at nothing either.",
         f"The loss: the last pass of plain training is worse than an earlier one in {of['rose']} of {n} seeds, of the "
         f"clipped run in {of['rose_clipped']}. It is worse than that of a model whose attention is held uniform in "
-        f"{of['broken']} of {n}; there attention does harm.",
+        f"{of['broken']} of {n}: where it is, attention does harm.",
         f"The clip: the run ends below plain training in {of['better']} of {n} seeds ({large['clipped']:.3f} against "
         f"{large['unclipped']:.3f}), and below uniform attention in {of['rescued']} of {n}.",
         above,
-        f"Not true: that it replaces a smaller learning rate. At {r['rates']['small']:g} plain training ends at "
+        f"{replaces} a smaller learning rate. At {r['rates']['small']:g} plain training ends at "
         f"{small['unclipped']:.3f}, below the clipped run at {r['rates']['large']:g} in {of['small_better']} of {n} "
         f"seeds. There QK-clip acted in {r['acted']['small']:.0%} of the steps, and ended lower in "
         f"{of['small_helped']} of {n}, by {numbers([small['unclipped'] - small['clipped']])[0]} in the mean.",

@@ -125,7 +125,7 @@ def story(r: dict) -> str:
     miss = np.unravel_index(abs(estimate - effect).argmax(), effect.shape)
     return text + (
         f"The gradient errs most on head {name(miss)}: {estimate[miss]:+.3f} for a true {effect[miss]:+.3f}; it sees a "
-        "line where a softmax and five more layers curve."
+        "line where the softmax, and whatever follows the head, curve."
     )
 
 
@@ -139,5 +139,5 @@ def caveats(r: dict) -> list[str]:
         " A mask also makes a model see what it never saw in training.",
         "The effects of single heads do not add up to that of all: "
         f"{np.sum(r['effect']):+.3f} against {r['masked'][-1] - r['score']:+.3f}.",
-        "One sentence is an example. That attention misleads here does not prove that it always does.",
+        "One sentence is an example. Whether attention misleads in it proves nothing of others.",
     ]

@@ -147,6 +147,15 @@ def test_a_difference_that_rounds_to_0_is_written_without_a_sign(results):
     assert "ended lower in 0 of 2, by 0.000 in the mean" in said
 
 
+def test_a_claim_that_no_seed_bears_out_is_not_made(results):
+    verdicts = importlib.import_module("_qk_page").verdicts
+    end = {"large": results["end"]["small"], "small": results["end"]["large"]}
+    usual, other = (" ".join(verdicts(r)) for r in (results, results | {"end": end}))
+    assert "Not true: that it replaces a smaller learning rate." in usual
+    assert "Not refuted: that it replaces a smaller learning rate." in other
+    assert "held uniform in 0 of 2: where it is, attention does harm." in other
+
+
 def test_a_clip_that_never_acts_is_not_judged(results):
     page = importlib.import_module("_qk_page")
     quiet = jax.tree.map(lambda x: np.minimum(x, 20.0), results["series"]["clipped"]["max_logit"])

@@ -329,6 +329,15 @@ def test_the_gradient_misses_where_a_head_is_saturated(results):
     assert "The gradient errs most on head 0.10" in page.story(results)
 
 
+def test_what_is_said_of_one_sentence_holds_of_heads_in_other_layers_and_of_attention_that_does_not_mislead(results):
+    attention, effect, estimate = (np.zeros_like(results[name]) for name in ("attention", "effect", "estimate"))
+    attention[4, 2], effect[4, 2] = 1, -1
+    other = results | {"attention": attention, "effect": effect, "estimate": estimate}
+    assert "The gradient errs most on head 4.2" in page.story(other)
+    assert "five more layers" not in page.story(other)  # one follows
+    assert "misleads here" not in " ".join(page.caveats(other))
+
+
 def test_a_head_taken_away_whole_is_told_by_its_curvature(results):
     r = results["heads"]
     first, second, effect = (np.array(r[name]) for name in ("first_order", "second_order", "knock_out"))
