@@ -43,7 +43,7 @@ def labels(words: Words) -> list[str]:
 
 def position(flag: str, word: str, among: list[str]) -> int:
     if word not in among:
-        raise BadInput(f"{flag} {word!r} is not in the sentence. Choose one of: {', '.join(among)}.")
+        raise BadInput(f"{flag} {word!r} is not one word of the sentence. Choose one of: {', '.join(among)}.")
     return among.index(word)
 
 

@@ -31,7 +31,7 @@ from jattn import page
 D, LAYERS, HEADS = 8, 2, 4
 LEARNS = ("query", "target", "loss", "optimiser", "moves", "learning_rate", "steps", "seed")
 DEFAULT = "the river bank floods every spring"
-ENDS = ".,;:!?…\"'“”„‘’«»()"  # not part of the word at whose ends they stand
+ENDS = ".,;:!?…\"'“”„‘’«»()[]¿¡–—"  # not part of the word at whose ends they stand
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -197,8 +197,11 @@ FILES = {
         (["--word", "river"], "--word 'river' is not a word with its numbers"),
         (["--word", "river=0.8,x"], "--word 'river=0.8,x' is not a word with its numbers"),
         (["--word", "=0.8,0.8"], "the word '' is empty"),
-        (["--focus", "money"], "--focus 'money' is not in the sentence. Choose one of: walk, near, river, bank"),
-        (["--toward", "money"], "--toward 'money' is not in the sentence"),
+        (
+            ["--focus", "money"],
+            "--focus 'money' is not one word of the sentence. Choose one of: walk, near, river, bank",
+        ),
+        (["--toward", "money"], "--toward 'money' is not one word of the sentence"),
         (["--file", "missing.json"], "missing.json: cannot be read"),
         (["--file", "."], ".: cannot be read"),
         (["--file", "ragged.json"], "'bank' has 1 numbers and 'river' has 2"),

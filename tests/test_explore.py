@@ -336,13 +336,14 @@ def test_no_tile_that_holds_a_pair_is_left_out(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--query", "fish"], "--query 'fish' is not in the sentence. Choose one of: the, river, bank"),
+        (["--query", "fish"], "--query 'fish' is not one word of the sentence. Choose one of: the, river, bank"),
         (["--sentence", ""], "--sentence '': must have words. Write two or more, with spaces between."),
         (["--sentence", "?! ..."], "--sentence '?! ...': must have words. Write two or more"),
         (["--sentence", "a b", "--word", "a=1"], "--sentence and --word: the page is of one of them. Leave out all"),
         (["--file", "a.json", "--trajectory", "a.npz"], "--file and --trajectory: the page is of one of them. Leave"),
-        (["--sentence", "By a bank.", "--query", "bank."], "is not in the sentence. Choose one of: By, a, bank."),
-        (["--query", ""], "--query '' is not in the sentence. Choose one of: the, river"),
+        (["--sentence", "By a bank.", "--query", "bank."], "not one word of the sentence. Choose one of: By, a, bank."),
+        (["--sentence", "a bank – no bank", "--query", "bank"], ": a, bank(1), no, bank(2)."),
+        (["--query", ""], "--query '' is not one word of the sentence. Choose one of: the, river"),
         (["--sentence", "river"], "'river' is the only word, and has no other to attend. Give two or more."),
         (["--steps", "0"], "--steps 0: must be from 1 to 100000. Leave it out for 3000."),
         (["--learning-rate", "0"], "--learning-rate 0: must be a number above 0. Leave it out for 0.3."),
