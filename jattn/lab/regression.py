@@ -76,7 +76,9 @@ def one_step_of_descent(seed: int = 0) -> Result:
 
     Returns:
       The step a that the trained head takes; its squared error (no ½) on held-out prompts; and the root mean
-      square of its distance from the prediction of gradient descent with the step a of theory, relative to that.
+      square of its distance from the prediction of gradient descent with the step a of theory, relative to that. From
+      some starts 1,000 steps of training are too few, and it does not hold: of the seeds 0 to 46 from 29 and 36, of
+      which 3,000 steps would lead there too.
 
     Raises:
       TypeError, ValueError: seed is not a whole number from 0 to 2³² − 1.
