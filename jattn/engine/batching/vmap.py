@@ -307,7 +307,8 @@ def batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: BatchedFunction
     types = [jax.typeof(x) for x in operands]
     if size == 1 and not any(m and x.sharding.spec[0] for x, m in zip(types, mapped, strict=True)):
         # Of one example the axis says nothing, and in a loop over others XLA would copy every operand for it.
-        alone = [jax.lax.squeeze(x, (0,)) if m else x for x, m in zip(operands, mapped, strict=True)]
+        with _errors.only_moved():
+            alone = [jax.lax.squeeze(x, (0,)) if m else x for x, m in zip(operands, mapped, strict=True)]
         ys = batched_call(fun, *alone)
         return [jnp.expand_dims(y, 0) for y in ys], [0] * len(ys)
     out = abstract(*(example_type(x) if m else x for x, m in zip(types, mapped, strict=True)), fun=fun)
