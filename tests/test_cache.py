@@ -13,7 +13,7 @@ import pytest
 from _inputs import assert_close, normal
 
 import jattn
-from jattn import cache, masks
+from jattn import cache, masks, scores
 from jattn.engine import tuning
 
 B, Hkv, G, D, Dv = 2, 2, 3, 5, 3
@@ -581,8 +581,10 @@ def test_no_tokens_leave_a_cache_as_it_is():
 def test_no_queries_have_no_results(kind):
     c, q = empty(np.float32)[kind], np.zeros((B, H, 0, D), np.float32)
     prefix = cache.contiguous(1, Hkv, 2, D, Dv)
-    for out, lse in (cache.attention(q, c, return_lse=True), cache.cascade(q, prefix, c, return_lse=True)):
-        assert (out.shape, lse.shape) == ((B, H, 0, Dv), (B, H, 0))
+    for score in (None, scores.soft_cap(3.0), lambda x, t, s: jnp.where(t < s, x / 2, x)):
+        for caches, f in (((c,), cache.attention), ((prefix, c), cache.cascade)):
+            out, lse = f(q, *caches, score=score, return_lse=True)
+            assert (out.shape, lse.shape) == ((B, H, 0, Dv), (B, H, 0))
 
 
 @pytest.mark.structure

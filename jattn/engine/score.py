@@ -31,11 +31,11 @@ class ScalarScore:
 
 
 def over_pairs(f: Any, x: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-    """f of scalars, mapped over all axes of x; t and s are mapped where they have more than one entry."""
+    """f of scalars, mapped over all axes of x; t and s are mapped where they have not one entry for all."""
     if x.ndim == 0:
         return f(x, t.reshape(()), s.reshape(()))
     t, s = (a.reshape((1,) * (x.ndim - a.ndim) + a.shape) for a in (t, s))
-    axes = [0 if a.shape[0] > 1 else None for a in (t, s)]
+    axes = [None if a.shape[0] == 1 else 0 for a in (t, s)]
     t, s = (a if axis == 0 else a[0] for a, axis in zip((t, s), axes, strict=True))
     return jax.vmap(partial(over_pairs, f), (0, *axes))(x, t, s)
 
