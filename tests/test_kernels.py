@@ -616,6 +616,23 @@ def test_what_is_of_64_bits_in_a_mask_or_a_score_runs_as_loops(of, x64):
 
 
 @pytest.mark.structure
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_a_mask_or_a_score_that_draws_with_a_key_runs_as_loops(impl):
+    dice = jax.random.key(0, impl=impl)
+
+    def drawn(t, s):
+        return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(dice, t), s))
+
+    x = [jax.ShapeDtypeStruct((S, D), np.float32)] * 3
+    for more in ({"mask": masks.where(drawn)}, {"score": lambda x, t, s: jnp.where(drawn(t, s), x, 0 * x)}):
+        f = functools.partial(jattn.attention, **more)
+        (found,) = jattn.implementations(f, *x, platform="tpu")
+        assert not found.kernel
+        assert found.reason.startswith(f"the mask or the score modifier holds {dice.dtype}")
+        assert "tpu_custom_call" not in jax.export.export(jax.jit(f), platforms=("tpu",))(*x).mlir_module()
+
+
+@pytest.mark.structure
 def test_one_exported_program_holds_the_form_of_each_platform():
     f = jax.grad(lambda *x: jnp.sum(jattn.attention(*x, mask=masks.causal())), (0, 1, 2))
     small = jax.ShapeDtypeStruct((T, D), jnp.float32)

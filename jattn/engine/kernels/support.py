@@ -267,7 +267,7 @@ def of_options(plan: Plan, x: Operands) -> str | None:
 
 
 def of_64_bits(score: SeparatedScore | None, x: Operands, parts: Sequence[Mask]) -> str:
-    """The dtype of something of 64 bits that a tile would take as it is; empty if there is none.
+    """The dtype of something of 64 bits or more, such as a PRNG key, that a tile would take as it is; empty if none is.
 
     The floating scalars and tables of this library are rounded before (`Call.rounded`).
     """
@@ -275,7 +275,7 @@ def of_64_bits(score: SeparatedScore | None, x: Operands, parts: Sequence[Mask])
     if score is not None:
         of_score = [v.aval for variables in score.parts.between.values() for v in variables]
     held = (*of_score, *jax.tree.leaves(parts))
-    return next((str(np.dtype(a.dtype)) for a in held if np.dtype(a.dtype).itemsize > 4), "")
+    return next((str(a.dtype) for a in held if a.dtype.itemsize > 4), "")
 
 
 def of_mask(plan: Plan, part: Mask) -> str | None:
