@@ -459,7 +459,8 @@ plant("a sum over examples of which one is taken", VMAP, "return [wide(y).sum(0)
       "transforms.py::test_nested_maps_with_heads_that_share_their_keys")
 plant("a group of one example with an axis", VMAP, "alone = self.group == 1", "alone = False",
       "memory.py::test_heads_are_read_where_they_lie_one_after_the_other[grad-1-by_heads-0-0]")
-plant("the axis of one example kept", VMAP, "if size == 1 and", "if size == -1 and",
+plant("the axis of one example kept", "jattn/engine/batching/primitive.py", "    fun = fun.without_levels_of_one()\n",
+      "    levels = levels._replace(sizes=(0,) * len(levels.sizes))\n",
       "memory.py::test_heads_are_read_where_they_lie_one_after_the_other[jvp-0-under_the_signature_of_jax_nn-1-3]")
 plant("a sum over groups of examples in half precision", VMAP, "return y.astype(jnp.float32) if is_half(y) else y",
       "return y", "one_head.py::test_a_sum_over_many_examples_in_half_precision_is_rounded_once")

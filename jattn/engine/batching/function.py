@@ -88,6 +88,10 @@ class BatchedFunction:
         """The same function of batches of these sizes, level by level."""
         return self
 
+    def without_levels_of_one(self) -> "BatchedFunction":
+        """The same function, mapped over no batch of one example."""
+        return self
+
     @property
     def checkpoint_names(self) -> tuple[str, ...]:
         """The names of the outputs for policies of `jax.checkpoint`; empty where they have none."""

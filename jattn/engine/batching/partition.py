@@ -42,6 +42,10 @@ class BatchLevels(NamedTuple):
         x = x.reshape(*(self.sizes[level] if level in kept else 1 for level in order), *rest)
         return jnp.broadcast_to(x, (*(self.sizes[level] for level in order), *rest))
 
+    def axes_of_one(self, own: Sequence[int]) -> tuple[int, ...]:
+        """Of an array that has these levels, the axes of those of one example."""
+        return tuple(axis for axis, level in enumerate(own) if self.sizes[level] == 1)
+
     def check(self, avals: Sequence[Any]) -> None:
         """Refuses, of a mesh whose axes are explicit, operands that are sharded along any other axis."""
         for aval, own in zip(avals, self.operands, strict=True):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jattn._jax import ManualAxisType, Primitive, about_triton, asks_for_devices, mlir
 from jattn._numerics import match_varying_axes
 from jattn.engine.batching.function import BatchedFunction, FiniteKernel, Kernel, Leaves, run_jitted, traced_types
-from jattn.engine.batching.partition import partitioned
+from jattn.engine.batching.partition import BatchLevels, partitioned
 
 
 def batched_call(fun: BatchedFunction, *operands: Any) -> list[jax.Array]:
@@ -25,12 +25,20 @@ def checked_operands(fun: BatchedFunction, operands: Leaves) -> list[jax.Array]:
     return xs
 
 
-def _evaluate(fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
-    """The function, in the form for finite operands where they are found to be: one decision for the whole batch."""
+def _evaluate(fun: BatchedFunction, levels: BatchLevels, *xs: Any) -> list[jax.Array]:
+    """The function, in the form for finite operands where they are found to be: one decision for the whole batch.
+
+    A level of one example has no axis in it: in a loop over another level XLA would copy every operand for that.
+    """
+    fun = fun.without_levels_of_one()
+    xs = tuple(jax.lax.squeeze(x, levels.axes_of_one(own)) for x, own in zip(xs, levels.operands, strict=True))
     finite = fun.for_finite()
     if finite is None:
-        return run_jitted(fun, *xs)
-    return jax.lax.cond(finite.holds(*xs), partial(run_jitted, finite.fun), partial(run_jitted, finite.otherwise), *xs)
+        ys = run_jitted(fun, *xs)
+    else:
+        either = partial(run_jitted, finite.fun), partial(run_jitted, finite.otherwise)
+        ys = jax.lax.cond(finite.holds(*xs), *either, *xs)
+    return [jnp.expand_dims(y, levels.axes_of_one(own)) for y, own in zip(ys, levels.outputs, strict=True)]
 
 
 def _run_kernel(kernel: Kernel, fun: BatchedFunction, *xs: Any) -> list[jax.Array]:
@@ -99,14 +107,16 @@ def _lower(ctx: Any, *xs: Any, fun: BatchedFunction, platform: str) -> Any:
 
     def of_sizes(*sizes: int) -> Any:
         """The function of so many examples: all of them, or the share of one device."""
-        share = fun.resized(*sizes)
-        if whole is None or sizes == levels.sizes:
-            return partial(_evaluate, share) if whole is None else partial(_run_kernel, whole, share)
+        share, here = fun.resized(*sizes), levels._replace(sizes=sizes)
+        if whole is None:
+            return partial(_evaluate, share, here)
+        if sizes == levels.sizes:
+            return partial(_run_kernel, whole, share)
 
         def run(*xs: Any) -> list[jax.Array]:
             avals = [jax.typeof(x) for x in xs]
-            kernel = share.kernel(platform, levels._replace(sizes=sizes), avals, exported=exported)
-            return _evaluate(share, *xs) if kernel is None else _run_kernel(kernel, share, *xs)
+            kernel = share.kernel(platform, here, avals, exported=exported)
+            return _evaluate(share, here, *xs) if kernel is None else _run_kernel(kernel, share, *xs)
 
         return run
 

@@ -156,6 +156,10 @@ class Vmapped(BatchedFunction):
         size, *inner = sizes
         return dataclasses.replace(self, size=size, fun=self.fun.resized(*inner))
 
+    def without_levels_of_one(self) -> BatchedFunction:
+        fun = self.fun.without_levels_of_one()
+        return fun if self.size == 1 else dataclasses.replace(self, fun=fun)
+
     @property
     def working_set_bytes(self) -> int | None:
         return times(self.group, self.fun.working_set_bytes)
@@ -304,14 +308,9 @@ class Vmapped(BatchedFunction):
 
 def batching_rule(operands: Leaves, dims: Sequence[Any], *, fun: BatchedFunction) -> tuple[list[Any], list[int]]:
     operands, mapped, size = examples_first(operands, dims)
-    types = [jax.typeof(x) for x in operands]
-    if size == 1 and not any(m and x.sharding.spec[0] for x, m in zip(types, mapped, strict=True)):
-        # Of one example the axis says nothing, and in a loop over others XLA would copy every operand for it.
-        with _errors.only_moved():
-            alone = [jax.lax.squeeze(x, (0,)) if m else x for x, m in zip(operands, mapped, strict=True)]
-        ys = batched_call(fun, *alone)
-        return [jnp.expand_dims(y, 0) for y in ys], [0] * len(ys)
-    out = abstract(*(example_type(x) if m else x for x, m in zip(types, mapped, strict=True)), fun=fun)
+    out = abstract(
+        *(example_type(jax.typeof(x)) if m else jax.typeof(x) for x, m in zip(operands, mapped, strict=True)), fun=fun
+    )
     if size == 0:
         return [jnp.zeros((0, *y.shape), y.dtype) for y in out], [0] * len(out)
     inside = frozenset(i for i, d in enumerate(dims) if d)
