@@ -209,7 +209,7 @@ plant("the constant summand of lse alone", ATTEND, "return out.astype(v.dtype), 
 plant("the largest of a row by subtraction", "jattn/_numerics.py", "jnp.where(x >= top, 0, x - top)", "x - top",
       "one_head.py::test_huge_logits_choose_their_key_jitted_and_not")
 plant("a sign in the derivative of a difference", "jattn/_numerics.py", "x, top: -top_dot)", "x, top: top_dot)",
-      "cache.py::test_gradients_through_a_cache_are_those_of_attention")
+      "finite.py::test_the_derivative_of_a_difference_is_that_of_the_subtraction_in_both")
 
 # One function makes a logit: a path that makes its own drops what is added to that function.
 
@@ -910,7 +910,7 @@ plant("a refusal that no table knows", ATTEND, "    if T == 0 or S == 0:",
 # A page: its story, and blocks of thousands of tokens.
 
 STORY = "story.py::test_each_step_of_a_story_can_be_read_and_reached[chromium-check_steps]"
-MODEL = "page_arithmetic.py::test_the_arithmetic_of_the_page_is_that_of_jax[chromium]"
+MODEL = "page_arithmetic.py::test_the_arithmetic_of_the_page_is_that_of_jax[chromium-60]"
 plant("a button of the story that does nothing", "jattn/page/story.js", "onclick: () => go(at + 1)",
       "onclick: () => go(at)", STORY)
 plant("a story that shows another frame", "jattn/page/_document.py", '{**step, "part": at[step["part"]]}',

@@ -13,7 +13,7 @@ from _oracles import definition, weigh
 
 import jattn
 from jattn import cache, flow, masks, scores
-from jattn._numerics import max_or_nan
+from jattn._numerics import below, max_or_nan
 from jattn.engine import schedule, tuning
 from jattn.engine.attend import make_plan
 from jattn.engine.batching import batched_call
@@ -321,3 +321,13 @@ def test_a_maximum_is_nan_where_one_is_among_the_numbers(rows):
     assert np.isnan(flow.max_logit(x, x))
     np.testing.assert_array_equal(np.isnan(cache.quantised(x)[1]), np.isnan(x).any(1))
     assert np.isnan(jattn.statistics(x, x).max_logit).all()
+
+
+def test_the_derivative_of_a_difference_is_that_of_the_subtraction_in_both():
+    """Also where it is exactly 0 by comparison."""
+    x, top = jnp.asarray([1.0, -2.0, 3.0]), jnp.asarray([1.0, 5.0, 4.0])
+    weights = jnp.asarray([2.0, 3.0, 5.0])
+    dx, dtop = jax.grad(lambda x, top: weights @ below(x, top), (0, 1))(x, top)
+    np.testing.assert_array_equal(dx, weights)
+    np.testing.assert_array_equal(dtop, -weights)
+    assert jax.jvp(lambda top: below(x, top), (top,), (weights,))[1].tolist() == (-weights).tolist()
