@@ -60,7 +60,7 @@ def effects(
         labels = [f"{layer}.{head}" for layer, head in np.ndindex(L, H)]
     labels = _canvas.names(caller, "labels", labels, "L · H", L * H)
     given = ax is not None
-    figure, ax = _canvas.axes("effects", ax, (5.6, 4.8))
+    figure, ax = _canvas.axes(caller, ax, (5.6, 4.8))
     ends = np.concatenate([x.ravel(), y.ravel(), [] if further is None else further.ravel()])
     low, high = ends.min(initial=0), ends.max(initial=0)
     room = (0.16 if given and _canvas.is_narrow(ax) else 0.08) * (high - low) or 1.0

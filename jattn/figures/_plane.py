@@ -95,7 +95,7 @@ def path(
     pulls = (
         np.zeros_like(k) if arrows is None else _picture_inputs.numbers(caller, "arrows", arrows, (len(k), 2), "[S, 2]")
     )
-    figure, ax = _canvas.axes("path", ax, (7.0, 4.5))
+    figure, ax = _canvas.axes(caller, ax, (7.0, 4.5))
     inks = [_canvas.colour(s) for s in range(len(k))]
     ax.set_aspect("equal", adjustable="box")
     around = np.concatenate([q, ways.reshape(-1, 2), q[:1] + pulls, np.zeros((1, 2))])
