@@ -67,3 +67,14 @@ def test_attention_over_the_best_keys_is_attention_under_their_mask():
         return jnp.sum(weights * reference.attention(q, k, v, mask=chosen)[0])
 
     assert_close(*(jax.jit(jax.value_and_grad(f, (0, 1, 2)))(q, k, v) for f in (gathered, masked)), ulps=32, scale=8)
+
+
+@pytest.mark.usefixtures("x64")
+def test_without_a_block_of_queries_nothing_is_chosen():
+    q, k, v = qkv(T=5, S=11)
+    at = {"q_positions": np.arange(5), "k_positions": np.arange(11)}
+    nothing = masks.chosen_blocks(np.zeros((0, 2), np.int32), 2)
+    for mask, allowed in ((nothing, np.zeros((5, 11), bool)), (~nothing, np.ones((5, 11), bool))):
+        out = jattn.attention(q, k, v, mask=mask, return_lse=True, **at)
+        assert_close(out, reference.attention(q, k, v, mask=allowed), ulps=16)
+        np.testing.assert_array_equal(masks.to_dense(mask, 5, 11, **at), allowed)

@@ -44,7 +44,9 @@ class ChosenBlocks(Mask):
     def _of_queries(self, t: jax.Array) -> jax.Array:
         """What the positions [n] have chosen: a position before or after all blocks of queries, none."""
         rows, i = self.indices.shape[0], t // self.q_size
-        return jnp.where(((i >= 0) & (i < rows))[:, None], self.indices[jnp.clip(i, 0, rows - 1)], -1)
+        row = ((0, 0 if rows else 1), (0, 0))  # of no blocks there is no row to look up
+        indices = jnp.pad(self.indices, row, constant_values=-1)
+        return jnp.where(((i >= 0) & (i < rows))[:, None], indices[jnp.clip(i, 0, indices.shape[0] - 1)], -1)
 
     def by_rows(self, q_positions: jax.Array, k_positions: jax.Array, distances: jax.Array | None = None) -> Mask:
         chosen = self._of_queries(q_positions)
