@@ -146,6 +146,7 @@ CASES = (
     Case("1,4,8192,128 causal", 1, 4, 8192, 128, bare.CAUSAL, causal),
     Case("8,8,64,64 full", 8, 8, 64, 64, bare.FULL, lambda _: {}),
     Case("8,8,256,64 full", 8, 8, 256, 64, bare.FULL, lambda _: {}),
+    Case("8,8,256,64 causal", 8, 8, 256, 64, bare.CAUSAL, causal),
     Case("1,8,4096,64 window", 1, 8, 4096, 64, WINDOWED, lambda _: {"mask": masks.window(WINDOW - 1, 0)}),
     Case(
         "1,8,4096,64 segments",

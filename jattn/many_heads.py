@@ -170,7 +170,7 @@ def dot_product_attention(
         keys = jax.random.split(dropout[0], (B, K, N // K))
         own["dropout_key"] = _Option(keys, (0, 0, 0))
 
-    how: Any = {"tile": options.tile(_CALLER, tile), "implementation": implementation}
+    how: Any = {"tile": options.tile(_CALLER, tile), "implementation": implementation, "lse_is_read": return_residual}
     if is_causal:
         shared = _and(shared, masks.causal())
     if around is not None:

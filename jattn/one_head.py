@@ -165,7 +165,8 @@ def attention(
     options = arguments.one_head(caller, q, k, v, mask, score, bias, sink, scale, q_positions, k_positions)
     dropped, sizes = arguments.dropout(caller, dropout_rate, dropout_key), arguments.tile(caller, tile)
     arguments.implementation(caller, implementation)
-    out, lse = attend(q, k, v, **options, dropout=dropped, tile=sizes, implementation=implementation)
+    how: Any = {"tile": sizes, "implementation": implementation, "lse_is_read": return_lse}
+    out, lse = attend(q, k, v, **options, dropout=dropped, **how)
     return (out, lse) if return_lse else out
 
 

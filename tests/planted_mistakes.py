@@ -214,8 +214,18 @@ plant("a sign in the derivative of a difference", "jattn/_numerics.py", "x, top:
 # One function makes a logit: a path that makes its own drops what is added to that function.
 
 plant("a call of one tile that makes its own logits", FORWARD,
-      "logits = tiles.tile_logits(plan, tile, products, None, transposed=False)\n    p, m",
-      "logits = products\n    p, m", one_place("one tile"))
+      "logits = tiles.tile_logits(plan, tile, products, None, transposed=False)\n    if x.mask",
+      "logits = products\n    if x.mask", one_place("one tile"))
+plant("a chain that hides a pair by a logit of 0", FORWARD, "jnp.where(allowed, above, excluded(plan.dtype))",
+      "jnp.where(allowed, above, 0)", "short_masked.py::test_a_chain_with_a_mask_is_the_definition[causal]")
+plant("a chain in which a query without a key has the mean", FORWARD, " * nonempty.astype(plan.dtype)", "",
+      "short_masked.py::test_a_chain_with_a_mask_is_the_definition[beyond a window]")
+plant("a chain with a mask of what is not finite", FORWARD, "masked = self.mask_in_chain and self.plan.finite",
+      "masked = self.mask_in_chain", "short_masked.py::test_a_nan_or_an_infinity_behind_the_mask_reaches_nothing")
+plant("a chain with a mask where lse is read", ATTEND, "mask_in_chain=not lse_is_read and", "mask_in_chain=",
+      "short_masked.py::test_the_value_of_short_heads_holds_no_logits[by_heads]")
+plant("no chain with a mask", "jattn/one_head.py", '"lse_is_read": return_lse', '"lse_is_read": True',
+      "short_masked.py::test_the_value_of_short_heads_holds_no_logits[by_lengths]")
 plant("a full tile that makes its own logits", FORWARD,
       "logits = tiles.tile_logits(plan, tile, products, None, transposed=transposed)\n    values",
       "logits = products\n    values", one_place("tiles"))

@@ -45,6 +45,7 @@ def attend(
     tile: tuple[int, int] | None = None,
     implementation: str | None = None,
     caller: str = "attention",
+    lse_is_read: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """(out, lse) of one head, of arguments that are validated. Positions that are not given are row numbers."""
     T, S = q.shape[0], k.shape[0]
@@ -52,7 +53,7 @@ def attend(
         allowed = None if mask is None else jnp.zeros((T, S), bool)
         return reference.attention(q, k, v, mask=allowed, sink=sink)
     x = Operands(q, k, v, bias, sink, scale, (), mask, q_positions, k_positions, dropout)
-    out, m, log_sum = attend_unrounded(x, score, tile, implementation, caller)
+    out, m, log_sum = attend_unrounded(x, score, tile, implementation, caller, lse_is_read=lse_is_read)
     if dropout is not None and isinstance(dropout[1], jax.core.Tracer):
         out *= _as_constant(1 - dropout[1]).astype(out.dtype)
     return out.astype(v.dtype), m + log_sum
@@ -64,12 +65,18 @@ def attend_unrounded(
     tile: tuple[int, int] | None = None,
     implementation: str | None = None,
     caller: str = "attention",
+    lse_is_read: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(out, m, log_sum) of one head with queries and keys, in the dtype of the arithmetic; lse = m + log_sum."""
     plan, x = make_plan(x, score, tile, implementation, caller)
     leaves, tree = jax.tree.flatten(x)
-    out, m, log_sum = batched_call(Forward(plan, tree), *leaves)
+    out, m, log_sum = batched_call(Forward(plan, tree, mask_in_chain=not lse_is_read and of_scalars(x.mask)), *leaves)
     return out, m, log_sum
+
+
+def of_scalars(mask: Mask | None) -> bool:
+    """Whether a mask holds no array of more than a number: what it allows is then made where it is used."""
+    return all(jnp.ndim(x) == 0 for x in jax.tree.leaves(mask))
 
 
 def mask_leaf(x: Any) -> Any:

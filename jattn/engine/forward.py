@@ -14,7 +14,7 @@ from jattn._numerics import any_along, nan_if_nonfinite, nan_where, zero_nonfini
 from jattn.engine import tile as tiles
 from jattn.engine import tuning
 from jattn.engine.batching import BatchedFunction, ForFinite, Operand
-from jattn.engine.plan import Operands, Plan, fits_one_tile, pad
+from jattn.engine.plan import Operands, Plan, fits_one_masked_tile, fits_one_tile, pad
 from jattn.engine.schedule import PlannedFunction, entry, fold_rows, has_forms, schedule
 from jattn.engine.tangent import Tangent
 from jattn.engine.tile import Tile
@@ -45,8 +45,19 @@ class Forward(PlannedFunction, ReturnsPartial):
     has m = −inf, log_sum = 0, out = 0.
     """
 
+    mask_in_chain: bool = False
+    """Whether a mask may be in the chain of `single_tile`: out is all that is read, and the mask is `of_scalars`."""
+
     together: ClassVar[Callable[..., PlannedFunction]]
     """The pass of the function and its tangent at once, which `attend` declares."""
+
+    def with_residuals(self) -> "Forward":
+        return dataclasses.replace(self, mask_in_chain=False)
+
+    def _is_one_chain(self, x: Operands) -> bool:
+        """Whether it is computed by `single_tile`, with a mask only where the operands are finite."""
+        masked = self.mask_in_chain and self.plan.finite
+        return (fits_one_masked_tile if masked else fits_one_tile)(self.plan, x)
 
     def output_types(self, *types: Any) -> list[Any]:
         plan = self.plan
@@ -56,7 +67,7 @@ class Forward(PlannedFunction, ReturnsPartial):
     @property
     def working_set_bytes(self) -> int | None:
         # Where `single_tile` has no logits, the more heads in one kernel the better.
-        if self.platform == "cpu" and fits_one_tile(self.plan, self.leaf_numbers):
+        if self.platform == "cpu" and self._is_one_chain(self.leaf_numbers):
             return None
         return self.plan.working_set_bytes
 
@@ -77,7 +88,7 @@ class Forward(PlannedFunction, ReturnsPartial):
     def __call__(self, *leaves: Operand) -> list[jax.Array]:
         plan = self.plan
         x = pad(plan, jax.tree.unflatten(self.tree, leaves))
-        if fits_one_tile(plan, x):
+        if self._is_one_chain(x):
             return single_tile(plan, x)
         visits = schedule(plan, x, of_value=True)
         nan_rows = (lambda *tile: None) if plan.finite else nan_rows_of(plan, x)
@@ -199,9 +210,23 @@ def single_tile(plan: Plan, x: Operands) -> list[jax.Array]:
     tile = tiles.cut(plan, x, 0, 0)
     products = tiles.products(tile.q, tile.k, tile.scale)
     logits = tiles.tile_logits(plan, tile, products, None, transposed=False)
+    if x.mask is not None:
+        return _single_masked_tile(plan, tile, logits)
     p, m, total, log_sum = single_softmax(plan, logits, nan_rows_of(plan, x)(products, 0, 0), tile.q.shape[1])
     out = (p @ tile.v) / total[:, None]
     return [out + nan_if_nonfinite(out)[:, None], m, log_sum]
+
+
+def _single_masked_tile(plan: Plan, tile: Tile, logits: jax.Array) -> list[jax.Array]:
+    """Of logits that are finite. A choice among them would break the chain; their minimum with a number that is above
+    or below all of them does not."""
+    allowed = tiles.tile_mask(plan, tile)
+    above = jnp.asarray(jnp.finfo(plan.dtype).max, plan.dtype)
+    logits = jnp.minimum(logits, jnp.where(allowed, above, excluded(plan.dtype)))
+    p, m, total, log_sum = single_softmax(plan, logits, jnp.zeros((), plan.dtype), tile.q.shape[1])
+    nonempty = any_along(allowed, 1)
+    out = (p @ tile.v) / total[:, None] * nonempty.astype(plan.dtype)
+    return [out, *(jnp.where(nonempty[:, 0], y, none) for y, none in ((m, -jnp.inf), (log_sum, 0)))]
 
 
 def single_softmax(plan: Plan, logits: jax.Array, nan_rows: jax.Array, width: int) -> tuple[jax.Array, ...]:

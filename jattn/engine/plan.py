@@ -138,7 +138,12 @@ def all_finite(plan: Plan, x: Operands) -> jax.Array:
 
 def fits_one_tile(plan: Plan, x: Operands) -> bool:
     """One tile of few pairs, all of them allowed, and nothing but scaled products in the logits."""
-    others = x.mask, x.bias, x.sink, x.dropout, plan.score
+    return x.mask is None and fits_one_masked_tile(plan, x)
+
+
+def fits_one_masked_tile(plan: Plan, x: Operands) -> bool:
+    """The same, of pairs that a mask may rule out."""
+    others = x.bias, x.sink, x.dropout, plan.score
     one = plan.q_tiles == plan.k_tiles == 1 and plan.q_tile * plan.k_tile <= tuning.SINGLE_TILE_PAIRS
     return one and all(other is None for other in others)
 

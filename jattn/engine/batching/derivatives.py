@@ -44,7 +44,7 @@ def _named_call(fun: BatchedFunction, primals: Leaves) -> list[jax.Array]:
 def one_after_the_other(*xs: Any, fun: BatchedFunction, argnums: tuple[int, ...]) -> list[jax.Array]:
     """(operands, tangents of those at argnums) → outputs, then their tangents: two batched calls."""
     n = len(xs) - len(argnums)
-    out = _named_call(fun, xs[:n])
+    out = _named_call(fun.with_residuals(), xs[:n])
     return [*out, *batched_call(_tangent_of(fun, argnums), *xs[:n], *out, *xs[n:])]
 
 
@@ -151,7 +151,7 @@ def _batching_rule(xs: Leaves, dims: Leaves, *, fun: BatchedFunction, argnums: t
 
 def _batched_apart(xs: Leaves, dims: Leaves, fun: BatchedFunction, argnums: tuple[int, ...]) -> Any:
     """Of several tangents for one operand, which is attended to once."""
-    n = len(xs) - len(argnums)
+    n, fun = len(xs) - len(argnums), fun.with_residuals()
     if all(d is None for d in dims[:n]):
         out = _named_call(fun, xs[:n])
         out_dims: list[Any] = [None] * len(out)

@@ -39,6 +39,10 @@ class BatchedFunction:
         """The same function, whose results are summed over examples and rounded after that."""
         return self
 
+    def with_residuals(self) -> "BatchedFunction":
+        """The same function, all of whose outputs a derivative reads."""
+        return self
+
     @property
     def working_set_bytes(self) -> int | None:
         """The working set of one call: `tuning.group_bytes` holds that of a group of examples; None for no limit."""

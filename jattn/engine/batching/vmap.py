@@ -134,6 +134,9 @@ class Vmapped(BatchedFunction):
     def before_sums(self) -> BatchedFunction:
         return dataclasses.replace(self, fun=self.fun.before_sums())
 
+    def with_residuals(self) -> BatchedFunction:
+        return dataclasses.replace(self, fun=self.fun.with_residuals())
+
     def for_finite(self, examples: int = 1) -> ForFinite | None:
         finite = self.fun.for_finite(self.size * examples)
         if finite is None:
